@@ -1,0 +1,186 @@
+"""Wrapping an engine's functions without changing what they do.
+
+A `Hook` declares one place: which stage it serves, the dotted path, the parameters it relies on. `Patches` puts hooks
+in: it checks that the place exists and has those parameters, wraps it, counts errors of our own code, switches a hook
+off after `FAULT_LIMIT` of them, and undoes everything. Nothing here ever raises into the engine or swallows its
+exceptions: the wrapped function is called exactly once, outside any guard of ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+FAULT_LIMIT: Final = 5
+"""Errors of our own in one hook before it is switched off: enough to see that it is not a single odd request."""
+
+Before = Callable[..., Any]
+"""Called as ``before(*args, **kwargs)`` with the engine's arguments; what it returns is handed to `After`."""
+After = Callable[..., None]
+"""Called as ``after(token, result, *args, **kwargs)`` when the function returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """One place in an engine.
+
+    `stages` are the stage numbers that fall away when it cannot be hooked; `path` is ``module:Class.method`` or
+    ``module:function``; `needs` the parameter names that our code relies on. `failed` is called as
+    ``failed(token, error, *args, **kwargs)`` when the engine's function raised; the exception goes on.
+    """
+
+    path: str
+    stages: tuple[int, ...] = ()
+    needs: tuple[str, ...] = ()
+    before: Before | None = None
+    after: After | None = None
+    failed: Callable[..., None] | None = None
+    is_async: bool = False
+
+
+@dataclass(slots=True)
+class Patches:
+    """The hooks that are in, and how to take them out. `on_fault(path, message, count, disabled)` is told of our own
+    errors; it may be called from any thread of the engine."""
+
+    on_fault: Callable[[str, str, int, bool], None]
+    misses: dict[str, str] = field(default_factory=dict)
+    """Path → reason, for hooks that could not be put in."""
+    _undo: list[Callable[[], None]] = field(default_factory=list)
+    _faults: dict[str, int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def put(self, hook: Hook) -> bool:
+        """Put one hook in. False, with the reason in `misses`, when the place is not what we know."""
+        try:
+            owner, name, original = _resolve(hook.path)
+        except (ImportError, AttributeError) as error:
+            self.misses[hook.path] = f"not found in this version: {error}"
+            return False
+        if lacking := lacking_parameters(original, hook.needs):
+            self.misses[hook.path] = f"its parameters changed: {', '.join(lacking)} missing"
+            return False
+        wrapped = self._wrap_async(hook, original) if hook.is_async else self._wrap(hook, original)
+        inherited = name not in vars(owner)
+        setattr(owner, name, wrapped)
+
+        def undo() -> None:
+            if vars(owner).get(name) is not wrapped:
+                return  # somebody wrapped it after us: leave it, ours passes through once `disabled`
+            if inherited:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+        self._undo.append(undo)
+        return True
+
+    def remove(self) -> None:
+        """Take all hooks out, last one first."""
+        while self._undo:
+            self._undo.pop()()
+
+    def fault(self, path: str, error: BaseException) -> None:
+        """Count an error of our own code; at `FAULT_LIMIT` the hook passes straight through from then on."""
+        with self._lock:
+            count = self._faults.get(path, 0) + 1
+            self._faults[path] = count
+        try:
+            self.on_fault(path, f"{type(error).__name__}: {error}", count, count >= FAULT_LIMIT)
+        except Exception:  # the last guard: there is nowhere left to tell it
+            return
+
+    def disabled(self, path: str) -> bool:
+        """Whether the hook was switched off."""
+        return self._faults.get(path, 0) >= FAULT_LIMIT
+
+    def _wrap(self, hook: Hook, original: Callable[..., Any]) -> Callable[..., Any]:
+        before, after, failed, path = hook.before, hook.after, hook.failed, hook.path
+        faults = self._faults
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if faults and faults.get(path, 0) >= FAULT_LIMIT:
+                return original(*args, **kwargs)
+            token = None
+            if before is not None:
+                try:
+                    token = before(*args, **kwargs)
+                except Exception as error:
+                    self.fault(path, error)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                if failed is not None:
+                    try:
+                        failed(token, error, *args, **kwargs)
+                    except Exception as own:
+                        self.fault(path, own)
+                raise
+            if after is not None:
+                try:
+                    after(token, result, *args, **kwargs)
+                except Exception as error:
+                    self.fault(path, error)
+            return result
+
+        return wrapper
+
+    def _wrap_async(self, hook: Hook, original: Callable[..., Any]) -> Callable[..., Any]:
+        before, after, failed, path = hook.before, hook.after, hook.failed, hook.path
+
+        @functools.wraps(original)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if self.disabled(path):
+                return await original(*args, **kwargs)
+            token = None
+            if before is not None:
+                try:
+                    token = before(*args, **kwargs)
+                except Exception as error:
+                    self.fault(path, error)
+            try:
+                result = await original(*args, **kwargs)
+            except BaseException as error:
+                if failed is not None:
+                    try:
+                        failed(token, error, *args, **kwargs)
+                    except Exception as own:
+                        self.fault(path, own)
+                raise
+            if after is not None:
+                try:
+                    after(token, result, *args, **kwargs)
+                except Exception as error:
+                    self.fault(path, error)
+            return result
+
+        return wrapper
+
+
+def _resolve(path: str) -> tuple[Any, str, Callable[..., Any]]:
+    """(owner, attribute, function) of ``module:Class.method``. Raises ImportError or AttributeError."""
+    module_name, _, dotted = path.partition(":")
+    owner: Any = importlib.import_module(module_name)
+    *parents, name = dotted.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    return owner, name, getattr(owner, name)
+
+
+def lacking_parameters(function: Callable[..., Any], needs: tuple[str, ...]) -> list[str]:
+    """Which of the named parameters `function` does not take. A function that takes anything lacks nothing."""
+    if not needs:
+        return []
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return []
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return []
+    return [name for name in needs if name not in parameters]

@@ -1,0 +1,158 @@
+"""Time axes: which column an instant falls into.
+
+The shared axis of the Live screen jumps by a quarter of a page instead of scrolling by columns: scrolling redraws
+every bar every few frames (78 kB/s), a jump redraws them once in some seconds (9 kB/s), and bars that stand still can be
+read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tracer.clock import NS_PER_S
+from tracer.tui import figures
+
+SPANS: Final = tuple(
+    int(seconds * NS_PER_S)
+    for seconds in (
+        0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800,
+        3600, 7200, 14400, 43200, 86400, 604800,
+    )
+)  # fmt: skip
+"""Lengths of a page in ns, one of which is always used: round, so that the marks on the axis are round too."""
+
+SHORTEST_AUTO: Final = 5 * NS_PER_S
+"""The shortest page chosen without being asked: a shorter one would jump, and redraw everything, too often."""
+
+JUMP: Final = 4
+"""The page moves on by this part of itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A mark on an axis at a column, with its label."""
+
+    column: int
+    label: str
+
+
+class PageAxis:
+    """A page of time: `begin` ns and `span` ns. `version` changes whenever either does."""
+
+    def __init__(self) -> None:
+        self.begin = 0
+        self.span = SHORTEST_AUTO * 2
+        self.version = 0
+        self.zoom: int | None = None
+        """Index into `SPANS` chosen by hand; None lets the page fit what is shown."""
+
+    def fit(self, earliest: int, latest: int) -> None:
+        """Move the page so that it holds `latest`, and choose its length so that it reaches back to `earliest`.
+
+        Grows as soon as it must, shrinks only when half the page would do, so that it does not flap.
+        """
+        span = self.span
+        if self.zoom is not None:
+            span = SPANS[self.zoom]
+        else:
+            reach = max(latest - earliest, 1)
+            if reach > self._history(span) or reach < self._history(span) // 3:
+                span = next((s for s in SPANS if s >= SHORTEST_AUTO and self._history(s) >= reach), SPANS[-1])
+        jump = span // JUMP
+        begin = latest // jump * jump - span + jump
+        if span != self.span or not self.begin <= latest < self.begin + self.span:
+            if (begin, span) != (self.begin, self.span):
+                self.begin, self.span = begin, span
+                self.version += 1
+
+    @staticmethod
+    def _history(span: int) -> int:
+        """What is surely visible before the latest instant, wherever in the last quarter it falls."""
+        return span - span // JUMP
+
+    def zoom_by(self, steps: int) -> None:
+        """Longer (+) or shorter (-) pages, by hand from now on."""
+        index = SPANS.index(self.span) if self.zoom is None else self.zoom
+        self.zoom = max(0, min(len(SPANS) - 1, index + steps))
+
+    def fit_again(self) -> None:
+        """Back to pages that fit what is shown."""
+        self.zoom = None
+
+    def column(self, t: int, width: int) -> int:
+        """The column of an instant; outside 0 … width-1 when it is off the page."""
+        return (t - self.begin) * width // self.span
+
+    def ticks(self, width: int, origin: int, spacing: int = 10) -> list[Tick]:
+        """Marks at round times counted from `origin`, at least `spacing` columns apart."""
+        if width < 4:
+            return []
+        least = self.span * spacing // width
+        step = next((s for s in _STEPS if s >= least), _STEPS[-1])
+        first = -(-(self.begin - origin) // step) * step
+        ticks: list[Tick] = []
+        for t in range(first, self.begin - origin + self.span, step):
+            if t < 0:
+                continue
+            ticks.append(Tick((t + origin - self.begin) * width // self.span, tick_label(t, step)))
+        return ticks
+
+
+_STEPS: Final = tuple(
+    int(seconds * NS_PER_S)
+    for seconds in (
+        0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300,
+        600, 900, 1800, 3600, 7200, 21600, 86400,
+    )
+)  # fmt: skip
+
+
+def tick_label(t: int, step: int) -> str:
+    """Time since the start of the trace, with the digits that a step of `step` ns needs."""
+    text = figures.instant(t)
+    if step >= NS_PER_S:
+        return text
+    digits = next(d for d in range(1, 10) if step * 10**d % NS_PER_S == 0)
+    return f"{text}.{t % NS_PER_S * 10**digits // NS_PER_S:0{digits}d}"
+
+
+def round_step(span_ms: float, width: int, spacing: int) -> float:
+    """A step in ms from 1, 2, 5 × 10ⁿ that puts marks at least `spacing` columns apart on `width` columns."""
+    least = span_ms * spacing / max(1, width)
+    step = 0.001
+    while step < least:
+        for factor in (2, 2.5, 2):
+            step *= factor
+            if step >= least:
+                break
+    return step
+
+
+def elastic_widths(durations: Sequence[float], width: int) -> list[int]:
+    """Columns for consecutive intervals so that the shortest is seen and the longest still looks longest.
+
+    `durations` in ms. Each interval gets columns in proportion to log(1 + duration / 10 µs), at least one if it has
+    any length; the columns sum to `width` exactly. Used where 0.1 ms and 1,800 ms share a line.
+    """
+    import math
+
+    weights = [math.log1p(max(0.0, d) / 0.01) for d in durations]
+    alive = [index for index, weight in enumerate(weights) if weight > 0]
+    columns = [0] * len(weights)
+    if not alive or width <= 0:
+        return columns
+    if len(alive) >= width:
+        for index in alive[:width]:
+            columns[index] = 1
+        return columns
+    total = sum(weights)
+    spare = width - len(alive)
+    exact = [weights[index] / total * width for index in alive]
+    for index, share in zip(alive, exact):
+        columns[index] = 1 + int(max(0.0, share - 1) * spare / max(1e-9, sum(max(0.0, e - 1) for e in exact)))
+    left = width - sum(columns)
+    for index in sorted(alive, key=lambda i: -weights[i])[:1]:
+        columns[index] += left
+    return columns

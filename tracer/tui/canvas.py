@@ -1,0 +1,234 @@
+"""The base of every widget here: a block of prebuilt rows that sends only the cells which changed.
+
+A canvas paints its rows from what it was given (`paint` is a pure function of that and of the size), keeps one strip
+a row, and on `repaint` compares new with old: an unchanged row keeps its strip, a changed one marks the columns
+that differ as dirty. Nothing else is drawn, sent or measured again. A canvas has no border, padding or CSS content of
+its own: what is on the screen is what `paint` returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region, Size
+from textual.strip import Strip
+from textual.widget import Widget
+
+from tracer.text import cell_width, clean, fit
+from tracer.tui.theme import Look
+
+Row = Sequence[Segment]
+"""Segments of one row, exactly as wide as the canvas."""
+
+MERGE_GAP: Final = 4
+"""Unchanged cells between two changed runs that are cheaper to send than to jump over (a jump costs 6-9 bytes)."""
+
+
+class Line:
+    """One row, built from left to right and never wider than `width` cells."""
+
+    __slots__ = ("segments", "used", "width")
+
+    def __init__(self, width: int) -> None:
+        self.width = max(0, width)
+        self.used = 0
+        self.segments: list[Segment] = []
+
+    @property
+    def room(self) -> int:
+        """Cells left."""
+        return self.width - self.used
+
+    def put(self, text: str, style: Style) -> Line:
+        """Append text of our own: every character one cell wide."""
+        room = self.width - self.used
+        if len(text) > room:
+            text = text[:room]
+        if text:
+            self.segments.append(Segment(text, style))
+            self.used += len(text)
+        return self
+
+    def put_text(self, text: str, style: Style, cells: int | None = None, ellipsis: str = "…") -> Line:
+        """Append text from outside: cleaned, and cropped or padded to `cells` when given."""
+        text = clean(text)
+        room = self.width - self.used
+        wanted = min(cell_width(text) if cells is None else cells, room)
+        text = fit(text, wanted, ellipsis=ellipsis)
+        if text:
+            self.segments.append(Segment(text, style))
+            self.used += wanted
+        return self
+
+    def put_segments(self, segments: Iterable[Segment], cells: int) -> Line:
+        """Append segments of known width. They must fit."""
+        self.segments.extend(segments)
+        self.used += cells
+        return self
+
+    def fill_to(self, column: int, style: Style, glyph: str = " ") -> Line:
+        """Fill up to a column."""
+        gap = min(column, self.width) - self.used
+        if gap > 0:
+            self.put(glyph * gap, style)
+        return self
+
+    def end(self, style: Style, glyph: str = " ") -> list[Segment]:
+        """The finished row, filled up to its full width."""
+        self.fill_to(self.width, style, glyph)
+        return self.segments
+
+
+def blank(width: int, style: Style) -> list[Segment]:
+    """An empty row."""
+    return [Segment(" " * width, style)] if width > 0 else []
+
+
+def changed_columns(old: Row, new: Row) -> list[tuple[int, int]]:
+    """Column runs [begin, end) in which two rows of the same width differ, merged over small gaps.
+
+    A run never begins or ends inside a two-cell glyph of either row.
+    """
+    first, last_old, last_new = 0, len(old), len(new)
+    while first < last_old and first < last_new and old[first] == new[first]:
+        first += 1
+    while last_old > first and last_new > first and old[last_old - 1] == new[last_new - 1]:
+        last_old -= 1
+        last_new -= 1
+    if first == last_old and first == last_new:
+        return []
+    column = sum(cell_width(segment.text) for segment in new[:first])
+    before, after = _cells(old[first:last_old]), _cells(new[first:last_new])
+    runs: list[tuple[int, int]] = []
+    length = max(len(before), len(after))
+    before += [("", None)] * (length - len(before))
+    after += [("", None)] * (length - len(after))
+    index = 0
+    while index < length:
+        if before[index] == after[index]:
+            index += 1
+            continue
+        begin = index
+        while index < length and before[index] != after[index]:
+            index += 1
+        while begin > 0 and (not before[begin][0] or not after[begin][0]):
+            begin -= 1
+        while index < length and (not before[index][0] or not after[index][0]):
+            index += 1
+        if runs and column + begin - runs[-1][1] <= MERGE_GAP:
+            runs[-1] = (runs[-1][0], column + index)
+        else:
+            runs.append((column + begin, column + index))
+    return runs
+
+
+def _cells(segments: Row) -> list[tuple[str, Style | None]]:
+    """One entry a cell; the second cell of a wide glyph is an empty string."""
+    cells: list[tuple[str, Style | None]] = []
+    for text, style, _ in segments:
+        if text.isascii() or cell_width(text) == len(text):
+            cells.extend((character, style) for character in text)
+            continue
+        for character in text:
+            width = cell_width(character)
+            if width == 0:
+                if cells:  # a combining mark belongs to the cell before it
+                    cells[-1] = (cells[-1][0] + character, cells[-1][1])
+                continue
+            cells.append((character, style))
+            cells.extend(("", style) for _ in range(width - 1))
+        # Joined emoji are narrower than the sum of their parts: then the whole text counts as one glyph.
+        expected = cell_width(text)
+        actual = sum(max(0, cell_width(character)) for character in text)
+        if expected != actual:
+            del cells[len(cells) - actual :]
+            cells.append((text, style))
+            cells.extend(("", style) for _ in range(expected - 1))
+    return cells
+
+
+class Canvas(Widget):
+    """A widget whose content is rows of cells; see the module's description."""
+
+    ALLOW_SELECT = False
+    DEFAULT_CSS = "Canvas { height: 1fr; width: 1fr; border: none; padding: 0; }"
+
+    def __init__(self, look: Look, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.look = look
+        self._rows: list[Row] = []
+        self._strips: list[Strip] = []
+        self._painted: Size | None = None
+        self._stale = True
+
+    def paint(self, width: int, height: int) -> list[Row]:
+        """The rows for this size, each exactly `width` cells. Missing rows are blank. Must not change anything."""
+        raise NotImplementedError
+
+    def repaint(self) -> None:
+        """Paint again and mark the cells that differ. Cheap when nothing did."""
+        size = self.size
+        if not self.is_mounted or not size:
+            return
+        if self._painted != size:
+            self._stale = True
+            self.refresh()
+            return
+        rows = self._paint(size)
+        dirty: list[Region] = []
+        for y, (old, new) in enumerate(zip(self._rows, rows)):
+            if old is new or old == new:
+                continue
+            runs = changed_columns(old, new)
+            if not runs:
+                continue
+            self._rows[y] = new
+            self._strips[y] = Strip(new, size.width)
+            dirty.extend(Region(begin, y, end - begin, 1) for begin, end in runs)
+        if dirty:
+            self.refresh(*dirty)
+
+    def restyle(self, look: Look) -> None:
+        """Take on another look and draw everything again."""
+        self.look = look
+        self._stale = True
+        self.refresh()
+
+    def _paint(self, size: Size) -> list[Row]:
+        width, height = size
+        rows = self.paint(width, height)[:height]
+        while len(rows) < height:
+            rows.append(blank(width, self.look.text))
+        return rows
+
+    def _ensure(self, size: Size) -> None:
+        if self._stale or self._painted != size:
+            self._rows = self._paint(size)
+            self._strips = [Strip(row, size.width) for row in self._rows]
+            self._painted = size
+            self._stale = False
+
+    def render_line(self, y: int) -> Strip:
+        """Row `y` as a strip."""
+        self._ensure(self.size)
+        return self._strips[y] if 0 <= y < len(self._strips) else Strip.blank(self.size.width)
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The cached strips of a region: no styling pass, no filters, no copies unless columns are cropped."""
+        size = self.size
+        self._ensure(size)
+        strips = self._strips[crop.y : crop.bottom]
+        if crop.x or crop.width != size.width:
+            strips = [strip.crop(crop.x, crop.right) for strip in strips]
+        return strips
+
+    def on_focus(self) -> None:
+        """Show the focus."""
+        self.repaint()
+
+    def on_blur(self) -> None:
+        """Hide the focus."""
+        self.repaint()
