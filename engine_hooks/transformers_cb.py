@@ -391,7 +391,7 @@ def _stamp(*_args: Any, **_kwargs: Any) -> int:
 
 
 _hooks: EngineHooks | None = None
-_lock = threading.Lock()
+_lock = threading.RLock()  # putting hooks in imports the engine, which may ask for them again
 
 
 def install_engine() -> EngineHooks:
@@ -399,7 +399,7 @@ def install_engine() -> EngineHooks:
     global _hooks
     with _lock:
         if _hooks is None:
-            _hooks = EngineHooks(emitter())
+            _hooks = EngineHooks(emitter())  # before the next line, which may come back here
             _hooks.install()
         return _hooks
 

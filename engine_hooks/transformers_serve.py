@@ -199,7 +199,7 @@ def _start(*_args: Any, **_kwargs: Any) -> int:
 
 
 _hooks: ServerHooks | None = None
-_lock = threading.Lock()
+_lock = threading.RLock()  # putting hooks in imports the engine, which may ask for them again
 
 
 def install_server() -> ServerHooks:

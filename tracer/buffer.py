@@ -8,6 +8,7 @@ lost is counted exactly and shows as a gap in the sequence numbers.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ _time = attrgetter("t")
 class EventBuffer:
     """A bounded, drop-oldest buffer of events. Any thread may emit; one thread drains."""
 
-    __slots__ = ("_bulk", "_lifecycle", "_bulk_count", "_life_count", "_taken_bulk", "_taken_life", "_seq", "dropped")
+    __slots__ = ("_bulk", "_bulk_count", "_life_count", "_lifecycle", "_seq", "_taken_bulk", "_taken_life", "dropped")
 
     def __init__(self, bulk_room: int = BULK_ROOM, lifecycle_room: int = LIFECYCLE_ROOM) -> None:
         self._bulk: deque[Event] = deque(maxlen=bulk_room)
@@ -75,6 +76,11 @@ class EventBuffer:
         """Events offered so far, dropped ones included."""
         return _offered(self._bulk_count) + _offered(self._life_count)
 
+    @property
+    def pending(self) -> bool:
+        """Whether anything waits to be drained."""
+        return bool(self._bulk or self._lifecycle)
+
     def drain(self, limit: int = 100_000) -> tuple[int, list[Event]]:
         """Take what is there, ordered by time: (sequence number of the first event, events).
 
@@ -90,10 +96,8 @@ class EventBuffer:
         first = self._seq
         events = life + bulk
         self._seq += len(events)
-        try:
+        with contextlib.suppress(TypeError):  # a hook stamped something that is no time: a reader leaves that event out
             events.sort(key=_time)  # two nearly sorted runs: linear
-        except TypeError:  # a hook left something that is no time: the encoder will leave that event out
-            pass
         return first, events
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import operator
 import struct
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -87,10 +87,16 @@ def encode_events(seq: int, events: list[Event], *, snapshot: bool = False) -> l
 def _encode_mended(seq: int, events: list[Event], snapshot: bool) -> list[bytes]:
     """The last try for an event that did not encode: a hook handed on what it got from a tokenizer or from numpy."""
     try:
-        mended = [type(event)(*(_plain(value) for value in msgspec.structs.astuple(event))) for event in events]
+        mended = [_mended(event) for event in events]
         return [encode(Batch(seq, mended, snapshot))]  # type: ignore[arg-type]
     except (FrameError, TypeError, OverflowError, UnicodeEncodeError):
         return []
+
+
+def _mended(event: Event) -> Event:
+    kind: Any = type(event)
+    mended: Event = kind(*map(_plain, msgspec.structs.astuple(event)))
+    return mended
 
 
 def _plain(value: object) -> object:

@@ -24,7 +24,7 @@ PATIENCE: Final = 64 * 1024
 class Outbox:
     """Queue and connection of one viewer."""
 
-    __slots__ = ("connection", "dropped", "_first", "_frames", "_identity", "_partial", "_room", "_said", "_waiting")
+    __slots__ = ("_first", "_frames", "_identity", "_partial", "_room", "_said", "_waiting", "connection", "dropped")
 
     def __init__(self, connection: socket.socket, room: int = ROOM) -> None:
         self.connection = connection

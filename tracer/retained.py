@@ -13,8 +13,29 @@ from typing import Any, Final
 
 from tracer.clock import NS_PER_S
 from tracer.events import (
-    Alias, Begin, Closed, Coverage, End, Engine, EngineStatus, Event, Evicted, Finished, Heartbeat, HookFault, Output,
-    Preempted, Prompt, Queued, Received, Released, Roster, Scheduled, Sent, Step, StepDevice,
+    Alias,
+    Begin,
+    Closed,
+    Coverage,
+    End,
+    Engine,
+    EngineStatus,
+    Event,
+    Evicted,
+    Finished,
+    Heartbeat,
+    HookFault,
+    Output,
+    Preempted,
+    Prompt,
+    Queued,
+    Received,
+    Released,
+    Roster,
+    Scheduled,
+    Sent,
+    Step,
+    StepDevice,
 )  # fmt: skip
 
 MAX_REQUESTS: Final = 4_096
@@ -67,21 +88,11 @@ class _Request:
 class _Stretch:
     """A roster and the steps that come after it."""
 
-    __slots__ = ("roster", "size", "steps")
+    __slots__ = ("roster", "steps")
 
     def __init__(self, roster: Roster | None) -> None:
         self.roster = roster
         self.steps: deque[Step | StepDevice] = deque()
-        self.size = 0
-
-    def append(self, step: Step | StepDevice) -> None:
-        self.steps.append(step)
-        self.size += _size(step)
-
-    def pop(self, *, newest: bool = False) -> Step | StepDevice:
-        step = self.steps.pop() if newest else self.steps.popleft()
-        self.size -= _size(step)
-        return step
 
 
 class Retained:
@@ -108,9 +119,9 @@ class Retained:
         self._requests: dict[int, _Request] = {}
         self._events = 0
         self._text = 0
-        self._over: deque[tuple[int, int, _Request]] = deque()
-        self._half_over: deque[tuple[int, int, _Request]] = deque()
-        self._hung_up: deque[tuple[int, int, _Request]] = deque()
+        self._over: deque[tuple[int, int]] = deque()  # (ns from which on it is forgotten, key), as the next two
+        self._half_over: deque[tuple[int, int]] = deque()
+        self._hung_up: deque[tuple[int, int]] = deque()
         self._stretches: deque[_Stretch] = deque([_Stretch(None)])
         self._steps = 0
         self._step_bytes = 0
@@ -128,7 +139,9 @@ class Retained:
         """Take note of `events`, in the order in which the buffer gave them; `now` ns says what has become old."""
         observers = self._observers
         for event in events:
-            observers[type(event)](event)
+            observer = observers.get(type(event))
+            if observer is not None:
+                observer(event)
         self._forget_ended(now)
         while len(self._requests) > self._max_requests or self._events > self._max_events:
             self._forget_first()
@@ -143,11 +156,15 @@ class Retained:
             events += request.outputs
             if request.sent is not None:
                 events.append(request.sent)
+        before: dict[int, int] = {}
         for stretch in self._stretches:
             if stretch.roster is not None:
+                # With async batching step n + 1 begins before the roster of step n exists; the reader needs it first.
+                first = stretch.steps[0].t if stretch.steps else stretch.roster.t
+                before[id(stretch.roster)] = min(stretch.roster.t, first)
                 events.append(stretch.roster)
             events += stretch.steps
-        events.sort(key=_time)
+        events.sort(key=lambda event: before.get(id(event), event.t))
         return events
 
     # --- facts ---------------------------------------------------------------------------------------------------
@@ -185,11 +202,11 @@ class Retained:
         elif kind is Finished:
             request.inside = False
             line = self._half_over if request.front else self._over
-            line.append((event.t + (HALF_OVER if request.front else LINGER), event.key, request))
+            line.append((event.t + (HALF_OVER if request.front else LINGER), event.key))
         elif kind is Closed:
             request.front = False
             line = self._hung_up if request.inside else self._over
-            line.append((event.t + (HUNG_UP if request.inside else LINGER), event.key, request))
+            line.append((event.t + (HUNG_UP if request.inside else LINGER), event.key))
 
     def _on_prompt(self, event: Prompt) -> None:
         self._on_request(event)
@@ -217,8 +234,8 @@ class Retained:
     def _forget_ended(self, now: int) -> None:
         for line in (self._over, self._half_over, self._hung_up):
             while line and line[0][0] <= now:
-                _, key, request = line.popleft()
-                if self._requests.get(key) is request:
+                _, key = line.popleft()
+                if key in self._requests:
                     self._forget(key)
 
     def _forget_first(self) -> None:
@@ -248,44 +265,44 @@ class Retained:
     def _on_step(self, event: Step | StepDevice) -> None:
         if type(event) is Step:
             self.last_step = event.t + max(event.end, 0)
-        stretch = self._stretches[-1]
-        stretch.append(event)
+        self._stretches[-1].steps.append(event)
         self._steps += 1
         self._step_bytes += _size(event)
-        while self._steps > self._max_steps or self._step_bytes > self._max_step_bytes:
-            if len(self._stretches) > 1:
-                self._drop_first_stretch()
-            elif stretch.roster is not None:
-                # The deltas after it are about to have a hole: better no roster than a wrong one. What it takes up is
-                # bounded by the number of requests in the engine, so it is not counted among the step bytes.
-                stretch.roster = None
-            else:
-                self._step_bytes -= _size(stretch.pop())
-                self._steps -= 1
+        self._bound_steps()
 
     def _on_roster(self, event: Roster) -> None:
         previous, stretch = self._stretches[-1], _Stretch(event)
-        later: list[Step | StepDevice] = []
-        while previous.steps and previous.steps[-1].n > event.n:  # with async batching step n + 1 is there before it
-            later.append(previous.pop(newest=True))
-        for step in reversed(later):
-            stretch.append(step)
+        while previous.steps and previous.steps[-1].n > event.n:  # step n + 1 can be told before the roster of step n
+            stretch.steps.appendleft(previous.steps.pop())
+        if not previous.steps:  # nothing happened since the last roster: it is superseded
+            self._drop_stretch(self._stretches.pop())
         self._stretches.append(stretch)
-        needed_from = min((_entered(request) for request in self._requests.values()), default=event.t)
+        self._step_bytes += len(event.rows)
+        needed_from = min((request.events[0].t for request in self._requests.values()), default=event.t)
         while len(self._stretches) > 1 and _began(self._stretches[1]) <= needed_from:
-            self._drop_first_stretch()
+            self._drop_stretch(self._stretches.popleft())
+        self._bound_steps()
 
-    def _drop_first_stretch(self) -> None:
-        stretch = self._stretches.popleft()
+    def _bound_steps(self) -> None:
+        while self._steps > self._max_steps or self._step_bytes > self._max_step_bytes:
+            oldest = self._stretches[0]
+            if len(self._stretches) > 1:
+                self._drop_stretch(self._stretches.popleft())
+            elif oldest.roster is not None:  # the steps after it are about to have a hole: no roster beats a wrong one
+                self._step_bytes -= len(oldest.roster.rows)
+                oldest.roster = None
+            else:
+                self._step_bytes -= _size(oldest.steps.popleft())
+                self._steps -= 1
+
+    def _drop_stretch(self, stretch: _Stretch) -> None:
         self._steps -= len(stretch.steps)
-        self._step_bytes -= stretch.size
+        self._step_bytes -= sum(map(_size, stretch.steps))
+        if stretch.roster is not None:
+            self._step_bytes -= len(stretch.roster.rows)
 
 
 _LAST_WORDS: Final = frozenset({End, Finished, Released, Closed})
-
-
-def _time(event: Event) -> int:
-    return event.t
 
 
 def _size(step: Step | StepDevice) -> int:
@@ -298,11 +315,6 @@ def _size(step: Step | StepDevice) -> int:
 
 def _began(stretch: _Stretch) -> int:
     return stretch.roster.t if stretch.roster is not None else 0
-
-
-def _entered(request: _Request) -> int:
-    """When the steps of a request can begin to matter: when it was first seen."""
-    return request.events[0].t
 
 
 def _without_text(event: Prompt) -> Prompt:

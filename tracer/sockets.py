@@ -71,7 +71,7 @@ def search_directories(environment: Mapping[str, str] = os.environ) -> list[Path
         return [Path(chosen).absolute()]
     fallback = Path(f"/tmp/tracer-{os.geteuid()}")
     runtime = environment.get("XDG_RUNTIME_DIR")
-    if runtime and os.path.isdir(runtime) and os.access(runtime, os.W_OK):
+    if runtime and Path(runtime).is_dir() and os.access(runtime, os.W_OK):
         return [Path(runtime).absolute() / "tracer", fallback]
     return [fallback]
 
@@ -118,13 +118,13 @@ def listen(directory: Path, pid: int, token: str) -> tuple[socket.socket, Path]:
     try:
         with _address(unnamed) as address:
             listener.bind(address)
-        os.chmod(unnamed, 0o600)
+        unnamed.chmod(0o600)
         listener.listen(BACKLOG)
-        os.rename(unnamed, path)
+        unnamed.rename(path)
     except OSError as error:
         listener.close()
         with contextlib.suppress(OSError):
-            os.unlink(unnamed)
+            unnamed.unlink()
         raise SocketError(f"cannot make the socket {path}: {_why(error)}") from None
     return listener, path
 
@@ -184,10 +184,10 @@ def remove_stale(directory: Path) -> list[Path]:
         except OSError:
             continue
     with contextlib.suppress(OSError):
-        for name in os.listdir(directory):
-            match = _UNNAMED.fullmatch(name)
+        for path in directory.iterdir():
+            match = _UNNAMED.fullmatch(path.name)
             if match and not alive(int(match[1])):
-                _unlink(directory / name)
+                _unlink(path)
     return removed
 
 
@@ -196,8 +196,7 @@ def alive(pid: int) -> bool:
     if pid <= 0:
         return False
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state = file.read(4096).rpartition(b")")[2].split(maxsplit=1)[0]
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split(maxsplit=1)[0]
         return state not in (b"Z", b"X")
     except FileNotFoundError:
         return False
@@ -230,7 +229,7 @@ def _address(path: Path) -> Iterator[str]:
 
 def _unlink(path: Path) -> bool:
     try:
-        os.unlink(path)
+        path.unlink()
     except OSError:
         return False
     return True

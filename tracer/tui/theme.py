@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Final
 
 from rich.color import Color
+from rich.segment import Segment
 from rich.style import Style
 from textual.theme import Theme as TextualTheme
 
@@ -160,6 +161,8 @@ class Look:
         self.glyphs = glyphs
         self.fine = palette.depth == 24 and glyphs is UNICODE
         """Whether bars may use eighths of cells and two colours in one cell."""
+        self.mixed: dict[tuple[bytes, str], Segment] = {}
+        """Cells that several stages share, as `tracer.tui.bar` has drawn them so far."""
         self._styles: dict[tuple[str, str, str], Style] = {}
         p = palette
         mono = p.depth == 0

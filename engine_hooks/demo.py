@@ -1,0 +1,240 @@
+"""What `tracer demo` runs: an engine's own, unmodified server on the embedded model, and clients that talk to it.
+
+A demo is a job like the command of `tracer run`: it says which command to start, waits until that serves, and sends
+traffic. `LAUNCHERS` has one entry for each engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from engine_hooks.clients import Stopwatch
+from engine_hooks.model import NAME, ModelError
+from engine_hooks.own_python import own_python
+from engine_hooks.traffic import Traffic
+
+HEALTH_PERIOD_S: Final = 0.2
+"""Seconds between two looks at a server that is starting."""
+
+Say = Callable[[str], None]
+"""Takes one line that says what goes on."""
+
+
+class DemoError(RuntimeError):
+    """The demo cannot run here. The message is one line that says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start a server. `environment` is added to the user's; `health` is a path that answers 200 once the server
+    takes requests; `stop_signal` is the one on which it ends by itself."""
+
+    command: tuple[str, ...]
+    environment: dict[str, str]
+    port: int
+    health: str = "/health"
+    stop_signal: signal.Signals = signal.SIGTERM
+
+
+# --- engines -------------------------------------------------------------------------------------------------------
+
+
+def launch_transformers(model: str, port: int) -> Launch:
+    """``transformers serve`` with continuous batching on the CPU.
+
+    Blocks of 16 tokens and 256 of them: small enough that a burst preempts, large enough for all else. 256 tokens a
+    step: a long document is prefilled in chunks. One thread, which waits without spinning: on a machine with few cores
+    a second spinning thread slows the first. Raises DemoError when transformers is not there.
+    """
+    program = program_beside_python("transformers")
+    if program is None:
+        raise DemoError("transformers is not installed here: pip install 'tracer[transformers]'")
+    command = (
+        program, "serve", model, "--continuous-batching",
+        "--cb-block-size", "16", "--cb-num-blocks", "256", "--cb-max-batch-tokens", "256",
+        "--host", "127.0.0.1", "--port", str(port),
+        "--device", "cpu", "--dtype", "bfloat16" if has_bf16_units() else "float32",
+    )  # fmt: skip
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
+    if os.path.isdir(model):
+        environment["HF_HUB_OFFLINE"] = "1"
+    # On SIGINT it shuts its front end down and then waits for ever for the thread that generates.
+    return Launch(command, environment, port, stop_signal=signal.SIGTERM)
+
+
+LAUNCHERS: Final[dict[str, Callable[[str, int], Launch]]] = {"transformers": launch_transformers}
+"""Engine name → how to start its server on (model, port)."""
+
+
+def program_beside_python(name: str) -> str | None:
+    """A program of the Python environment that we run in, else one on PATH, else None."""
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which(name)
+
+
+def has_bf16_units() -> bool:
+    """Whether this processor multiplies bfloat16 in hardware; without, float32 is faster."""
+    try:
+        facts = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    flags = next((line for line in facts.splitlines() if line.startswith(("flags", "Features"))), "").split()
+    return any(flag in ("avx512_bf16", "amx_bf16", "bf16") for flag in flags)
+
+
+def free_port() -> int:
+    """A port of the loopback address that nobody uses at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# --- the job -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Demo:
+    """One demonstration. `model` a folder or hub id, None for the embedded one; `stopwatch` a file for the clients'
+    own records, one JSON object a line."""
+
+    engine: str = "transformers"
+    model: str | None = None
+    rate: float = 0.8
+    seed: int = 0
+    bursts: bool = True
+    stopwatch: Path | None = None
+    title: str = "demo"
+    traffic: Traffic = field(init=False)
+    stop_signal: signal.Signals = signal.SIGTERM
+    _launch: Launch | None = None
+    _model: str = ""
+
+    def __post_init__(self) -> None:
+        self.traffic = Traffic(self.rate, self.seed, self.bursts, self._note if self.stopwatch is not None else None)
+
+    async def prepare(self, say: Say) -> tuple[list[str], dict[str, str]]:
+        """Fetch the model if need be; the command that serves it and what to add to the environment.
+
+        Raises DemoError.
+        """
+        launcher = LAUNCHERS[self.engine]
+        launcher("", 0)  # says at once when the engine is missing, before 93 MB are fetched for it
+        if self.stopwatch is not None:
+            try:
+                self.stopwatch.write_bytes(b"")
+            except OSError as error:
+                raise DemoError(f"cannot write {self.stopwatch}: {error.strerror}") from error
+        self._model = self.model or await fetched_model(say)
+        launch = self._launch = launcher(self._model, free_port())
+        self.stop_signal = launch.stop_signal
+        return list(launch.command), launch.environment
+
+    async def started(self, alive: Callable[[], bool], say: Say) -> None:
+        """Wait until the server takes requests, then let the clients come. Ends early when `alive()` is false."""
+        launch = self._launch
+        assert launch is not None
+        name = NAME if self.model is None else Path(self._model).name
+        say(f"{self.engine} is loading {name} …")
+        while not await answers(launch.port, launch.health):
+            if not alive():
+                return
+            await asyncio.sleep(HEALTH_PERIOD_S)
+        await self.traffic.start(f"http://127.0.0.1:{launch.port}/v1", self._model)
+        say(f"{self.engine} serves; clients come at {self.traffic.rate:g} a second")
+
+    async def finish(self) -> None:
+        """The clients hang up."""
+        await self.traffic.stop()
+
+    def extra(self) -> dict[str, object]:
+        """What the clients counted, for the summary."""
+        tally = self.traffic.tally
+        return {
+            "traffic": {
+                "rate": self.traffic.rate, "seed": self.seed, "requests": tally.requests,
+                "output_tokens": tally.output_tokens, "hung_up": tally.hung_up, "failed": tally.failed,
+                "turned_away": tally.turned_away, "last_error": tally.last_error,
+            }
+        }  # fmt: skip
+
+    def _note(self, watch: Stopwatch) -> None:
+        assert self.stopwatch is not None
+        with contextlib.suppress(OSError), self.stopwatch.open("ab") as file:
+            file.write(msgspec.json.encode(watch) + b"\n")
+
+
+class _Progress(msgspec.Struct):
+    """One line of ``python -m engine_hooks.model --json``."""
+
+    stage: str = ""
+    fraction: float | None = None
+    text: str = ""
+    error: str = ""
+
+
+async def fetched_model(say: Say) -> str:
+    """The embedded model's folder, made by a process of its own so that nothing here waits. Raises DemoError."""
+    process = await asyncio.create_subprocess_exec(
+        *own_python("engine_hooks.model", "main", "--json"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    progress = _Progress()
+    other = ""
+    try:
+        while line := await process.stderr.readline():
+            try:
+                progress = msgspec.json.decode(line, type=_Progress)
+            except msgspec.DecodeError:
+                other = line.decode("utf-8", "replace").strip() or other
+                continue
+            if progress.text and progress.stage != "ready":
+                share = f" {progress.fraction:.0%}" if progress.fraction is not None else ""
+                say(progress.text + share)
+        folder = (await process.stdout.read()).decode("utf-8", "surrogateescape").rstrip("\n")
+        code = await process.wait()
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
+    if code != 0 or not folder:
+        raise DemoError(progress.error or other or str(ModelError(f"fetching {NAME} ended with code {code}")))
+    return folder
+
+
+async def answers(port: int, path: str) -> bool:
+    """Whether an HTTP server on the loopback `port` answers a GET of `path` with 200."""
+    writer = None
+    try:
+        async with asyncio.timeout(2):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+            return (await reader.readline()).split()[1:2] == [b"200"]
+    except (OSError, TimeoutError):
+        return False
+    finally:
+        if writer is not None:
+            writer.close()
+
+

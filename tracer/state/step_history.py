@@ -1,0 +1,183 @@
+"""The most recent steps of one engine, and how the time from one token to the next divides among their phases.
+
+Steps are addressed by a running index (0 for the first one seen) rather than by the engine's number, which may jump.
+The interval from the token of step *i*−1 to the token of step *i* is the same for every request that is a member of
+both, so its division is computed once a step and kept as running sums: the decode breakdown of a request
+over a run of steps is one subtraction, whatever the length of the run.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Final
+
+import msgspec
+
+from tracer.events import Step, StepDevice, Timing
+
+PARTS: Final = ("wait", "update", "schedule", "prepare", "embed", "layers", "head", "sample")
+"""Phases between two tokens: the host idle between steps; the rest of the previous step after its token; the batch
+chosen; inputs built; embedding; layers; LM head; sampling until the token is known on the host."""
+_WAIT, _UPDATE, _SCHEDULE, _PREPARE, _EMBED, _LAYERS, _HEAD, _SAMPLE = range(len(PARTS))
+
+Parts = tuple[int, int, int, int, int, int, int, int]
+_NONE: Final[Parts] = (0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def device_offsets(step: Step) -> tuple[int, int, int, int]:
+    """Offsets of embedding, first layer, head and logits in ns from `step.t`, -1 where not known.
+
+    Where the host only timed launches of asynchronous work, its stamps say nothing about these: all are -1.
+    """
+    if step.timing == Timing.LAUNCH:
+        return -1, -1, -1, -1
+    return step.embed, step.layers, step.head, step.logits
+
+
+def token_instant(step: Step) -> int:
+    """When the tokens of a step were known on the host (ns): `token`, or the nearest later instant that was taken."""
+    offset = step.token
+    if offset < 0 and step.timing != Timing.LAUNCH:
+        offset = step.sampled
+    if offset < 0:
+        offset = step.end
+    if offset < 0:
+        offset = max(step.logits, step.head, step.layers, step.embed, step.launched, step.scheduled, 0)
+    return step.t + offset
+
+
+def divide(step: Step, token: int, previous_token: int, previous_end: int) -> Parts:
+    """The interval `previous_token` … `token` (ns) divided among `PARTS`; the parts always add up to it exactly.
+
+    Whatever of `step` lies before `previous_token` (the next step is prepared while this one runs) is clipped. A
+    phase whose end was not taken is counted with the one after it; if the layers are among several, all is *layers*.
+    """
+    parts = [0] * len(PARTS)
+    begin = min(max(step.t, previous_token), token)
+    update = min(max(previous_end, previous_token), begin) - previous_token
+    parts[_UPDATE] = update
+    parts[_WAIT] = begin - previous_token - update
+    embed, layers, head, logits = device_offsets(step)
+    at, start = begin, step.t
+    hidden = False  # whether the layers are inside the stretch since `at`
+    for offset, part in (
+        (step.scheduled, _SCHEDULE),
+        (step.launched, _PREPARE),
+        (embed, _PREPARE),
+        (layers, _EMBED),
+        (head, _LAYERS),
+        (logits, _HEAD),
+    ):
+        if offset < 0:
+            hidden = hidden or part == _LAYERS
+            continue
+        instant = start + offset
+        if instant > at:
+            if instant > token:
+                instant = token
+            parts[_LAYERS if hidden else part] += instant - at
+            at = instant
+        hidden = False
+    parts[_LAYERS if hidden else _SAMPLE] += token - at
+    return tuple(parts)  # type: ignore[return-value]
+
+
+class StepHistory:
+    """A window over the steps of one engine: `steps[index - base]`, with `tokens` (instant at which its tokens were
+    known, never decreasing) and `sizes` (members) beside it."""
+
+    def __init__(self) -> None:
+        self.base = 0
+        self.steps: list[Step] = []
+        self.tokens: array[int] = array("q")
+        self.sizes: array[int] = array("I")
+        self.index_of: dict[int, int] = {}
+        """Index of a step number, for those still kept."""
+        self._sums: list[Parts] = []
+        """Running sums of `divide`, for a prefix of `steps`: extended when read, cut back when a step is amended."""
+        self._sum_before: Parts = _NONE
+        self._before: tuple[int, int] | None = None
+        """Token instant and end of the step before `base`."""
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    @property
+    def last_index(self) -> int:
+        """Index of the newest step, -1 before the first."""
+        return self.base + len(self.steps) - 1
+
+    def append(self, step: Step) -> int:
+        """Add a step; returns its index."""
+        token = token_instant(step)
+        if self.tokens and token < self.tokens[-1]:
+            token = self.tokens[-1]  # a clock that jumped back: no interval is negative
+        self.steps.append(step)
+        self.tokens.append(token)
+        self.sizes.append(min(max(step.batch, 0), 0xFFFFFFFF))
+        index = self.base + len(self.steps) - 1
+        self.index_of[step.n] = index
+        return index
+
+    def step(self, index: int) -> Step:
+        """The step at an index that is still kept."""
+        return self.steps[index - self.base]
+
+    def token(self, index: int) -> int:
+        """Token instant of the step at an index that is still kept (ns)."""
+        return self.tokens[index - self.base]
+
+    def end(self, index: int) -> int:
+        """When the step at an index was over (ns): its end, or its token instant."""
+        step = self.steps[index - self.base]
+        return max(step.t + step.end, self.tokens[index - self.base])
+
+    def sums(self, index: int) -> Parts:
+        """Running sums of the division up to the step at `index` (from `base` - 1 on). Differences are what counts."""
+        place = index - self.base
+        if place < 0:
+            return self._sum_before
+        sums = self._sums
+        if place >= len(sums):
+            last = sums[-1] if sums else self._sum_before
+            for at in range(len(sums), place + 1):
+                before = (self.tokens[at - 1], self.end(self.base + at - 1)) if at else self._before
+                if before is not None:
+                    a = divide(self.steps[at], self.tokens[at], *before)
+                    last = (
+                        last[0] + a[0], last[1] + a[1], last[2] + a[2], last[3] + a[3],
+                        last[4] + a[4], last[5] + a[5], last[6] + a[6], last[7] + a[7],
+                    )  # fmt: skip
+                sums.append(last)
+        return sums[place]
+
+    def amend(self, device: StepDevice) -> int | None:
+        """Put device times into the step they belong to; returns its index, or None when it is not kept."""
+        index = self.index_of.get(device.n)
+        if index is None:
+            return None
+        old = self.step(index)
+        new = msgspec.structs.replace(old)  # the event may be held by others: never changed in place
+        for name in ("embed", "layers", "head", "logits", "sampled"):
+            offset = getattr(device, name)
+            if offset >= 0:
+                setattr(new, name, offset)
+            elif old.timing == Timing.LAUNCH:
+                setattr(new, name, -1)  # a launch time must not pass for a device time
+        new.timing = Timing.ESTIMATED if device.estimated else Timing.DEVICE
+        self.steps[index - self.base] = new
+        del self._sums[index - self.base :]
+        return index
+
+    def trim(self, base: int) -> None:
+        """Drop the steps before index `base`; `sums(base - 1)` stays readable."""
+        drop = base - self.base
+        if drop <= 0:
+            return
+        self._sum_before = self.sums(base - 1)
+        self._before = (self.token(base - 1), self.end(base - 1))
+        for step in self.steps[:drop]:
+            if self.index_of.get(step.n, base) < base:
+                del self.index_of[step.n]
+        del self.steps[:drop], self.tokens[:drop], self.sizes[:drop], self._sums[:drop]
+        self.base = base
