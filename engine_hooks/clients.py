@@ -29,6 +29,9 @@ when the rate is set higher than the engine's speed."""
 TIMEOUT_S: Final = 300.0
 """Patience of a client between two pieces of an answer."""
 
+CROWD: Final = 12
+"""With that many under way a burst of its own accord is put off: the last one is not over yet."""
+
 COMPANY_NS: Final = 3_000_000_000
 """A client hangs up only while another one got a token within this time: see `Clients._hang_up_is_safe`."""
 
@@ -126,7 +129,7 @@ class Clients:
         while True:
             await asyncio.sleep(self.script.between_bursts(first))
             first = False
-            if not self.paused:
+            if not self.paused and len(self._visits) < CROWD:
                 self._burst(self.script.burst_size())
 
     def _burst(self, size: int) -> None:

@@ -116,7 +116,7 @@ class Demo:
 
     engine: str = "transformers"
     model: str | None = None
-    rate: float = 0.8
+    rate: float = 0.5
     seed: int = 0
     bursts: bool = True
     stopwatch: Path | None = None

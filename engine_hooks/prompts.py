@@ -1,8 +1,8 @@
 """What the demo's clients say: texts of several shapes, and the seeded choice among them.
 
 The shapes matter, not the words: short questions; chats that share a system prompt, so that the prefix cache has
-something to find; documents long enough to be prefilled in several chunks; classifications of a few tokens; stories
-that run long and fill the KV cache.
+something to find; documents long enough to be prefilled in several chunks; classifications of a few tokens; and crowds
+that together outgrow the KV cache.
 """
 
 from __future__ import annotations
@@ -221,13 +221,15 @@ class Script:
             case "classify":
                 return self._classify()
             case "hang-up":
-                return self._story("hang-up", self._random.randint(4, 30))
+                return self._hang_up()
             case _:
                 return Plan("question", (self._random.choice(QUESTIONS),), self._random.randint(24, 96))
 
     def burst(self) -> Plan:
-        """One of the visits of a burst: a long answer, so that a crowd of them outgrows the KV cache."""
-        return self._story("burst", None)
+        """One of the visits of a burst. Some 220 tokens that start differently each time and an answer of 80: sixteen
+        of them fill a cache of 4,096 tokens while they are answered, so that some have to give way."""
+        story = f"{self._random.choice(STORIES)} {self._random.choice(ENDINGS)} Let it play where this report was written."
+        return Plan("burst", ("\n\n".join([*self._random.sample(DOCUMENT, 2), story]),), self._random.randint(70, 90))
 
     def gap(self, rate: float) -> float:
         """Seconds to the next arrival of a Poisson stream of `rate` a second."""
@@ -235,30 +237,30 @@ class Script:
 
     def between_bursts(self, first: bool) -> float:
         """Seconds to the next burst."""
-        return self._random.uniform(18, 25) if first else self._random.uniform(75, 105)
+        return self._random.uniform(15, 20) if first else self._random.uniform(75, 105)
 
     def burst_size(self) -> int:
         """How many come at once."""
-        return self._random.randint(16, 20)
+        return self._random.randint(15, 18)
 
     def _chat(self) -> Plan:
         topic = self._random.randrange(len(CHATS))
         turns = CHATS[topic][: self._random.randint(2, 4)]
         pauses = tuple(self._random.uniform(0.5, 3.0) for _ in turns[1:])
-        return Plan("chat", turns, self._random.randint(32, 80), SYSTEM_PROMPTS[topic], think_s=pauses)
+        return Plan("chat", turns, self._random.randint(24, 64), SYSTEM_PROMPTS[topic], think_s=pauses)
 
     def _document(self) -> Plan:
         # The first paragraphs are always the same: the same report asked about again can be found in the prefix cache.
         length = self._random.randint(5, len(DOCUMENT))
         kept = DOCUMENT[:2] + tuple(self._random.sample(DOCUMENT[2:], length - 2))
         text = "\n\n".join(kept) + "\n\n" + self._random.choice(DOCUMENT_QUESTIONS)
-        return Plan("document", (text,), self._random.randint(40, 90))
+        return Plan("document", (text,), self._random.randint(32, 72))
 
     def _classify(self) -> Plan:
         # Programs that classify seldom stream.
         streaming = self._random.random() < 0.4
         return Plan("classify", (self._random.choice(CLASSIFY),), 3, CLASSIFY_INSTRUCTION, streaming=streaming)
 
-    def _story(self, kind: Kind, hang_up_after: int | None) -> Plan:
+    def _hang_up(self) -> Plan:
         text = f"{self._random.choice(STORIES)} {self._random.choice(ENDINGS)}"
-        return Plan(kind, (text,), self._random.randint(180, 220), hang_up_after=hang_up_after)
+        return Plan("hang-up", (text,), 160, hang_up_after=self._random.randint(4, 30))

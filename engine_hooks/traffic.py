@@ -13,10 +13,10 @@ import msgspec
 from engine_hooks.clients import Order, Stopwatch
 from engine_hooks.own_python import own_python
 
-RATES: Final = (0.0, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0)
+RATES: Final = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Arrivals a second that `faster` and `slower` step through."""
 
-BURST: Final = 18
+BURST: Final = 16
 """Requests in a burst that was asked for."""
 
 STOP_S: Final = 3.0
@@ -52,7 +52,7 @@ class Traffic:
     which `start` ran; before it they only note what is wanted.
     """
 
-    def __init__(self, rate: float = 0.8, seed: int = 0, bursts: bool = True,
+    def __init__(self, rate: float = 0.5, seed: int = 0, bursts: bool = True,
                  on_record: Callable[[Stopwatch], None] | None = None) -> None:  # fmt: skip
         self.rate = rate
         self.seed = seed
@@ -110,7 +110,7 @@ class Traffic:
         self._set_rate(next((rate for rate in reversed(RATES) if rate < self.rate * 0.999), self.rate))
 
     def burst(self) -> None:
-        """Send `BURST` requests with long answers at once: more than the KV cache holds."""
+        """Send `BURST` requests at once: more than the KV cache holds."""
         self._order(Order(burst=BURST))
 
     def pause(self) -> None:

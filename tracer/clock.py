@@ -7,7 +7,9 @@ compared after the offset between their anchors was estimated. Never subtract ti
 
 from __future__ import annotations
 
+import functools
 import time
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -36,3 +38,12 @@ class ClockAnchor(msgspec.Struct, frozen=True, array_like=True):
     def to_wall(self, monotonic: int) -> int:
         """Wall time in ns since the epoch of a monotonic stamp of the same host."""
         return self.wall + (monotonic - self.monotonic)
+
+
+@functools.cache
+def boot_id() -> str:
+    """Which boot of which kernel the monotonic clock belongs to; empty where the system does not tell."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""

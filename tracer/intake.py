@@ -31,6 +31,8 @@ AHEAD: Final = 10 * NS_PER_S
 SAME_CLOCK: Final = 60 * NS_PER_S
 """How far the wall-to-monotonic offsets of two anchors of the same boot may differ: the wall clock gets adjusted."""
 
+_LATEST: Final = 2**63 - 1
+
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
@@ -107,7 +109,7 @@ class Intake:
             raise FrameError("changed its name in mid-stream: not a traced process")
         self.header = header
         offset = (header.anchor.wall - header.anchor.monotonic) - (self._here.wall - self._here.monotonic)
-        self._same_clock = header.boot_id == own_boot_id() != "" and abs(offset) < SAME_CLOCK
+        self._same_clock = header.boot_id == clock.boot_id() != "" and abs(offset) < SAME_CLOCK
         return header
 
     def _take(self, batch: Batch, unread: int, events: list[Event]) -> None:
@@ -116,23 +118,17 @@ class Intake:
         missed = self._sequence.missed(batch, unread)
         if missed > MAX_GAP or batch.seq < 0:
             raise FrameError("its event numbers make no sense: not a traced process")
-        told = batch.events
-        if missed:
-            self._miss(missed, told[0].t if told else self._now(), "the engine was faster than this reader", events)
-        latest = self._now() + AHEAD if self._same_clock else 2**63 - 1
-        wrong = [event for event in told if not 0 <= event.t <= latest]
-        if wrong:
-            kept = [event for event in told if 0 <= event.t <= latest]
-            self._miss(len(wrong), kept[0].t if kept else self._now(), "events stamped with a time that cannot be", events)
-            events += kept
-        else:
-            events += told
+        latest = self._now() + AHEAD if self._same_clock else _LATEST
+        kept = [event for event in batch.events if 0 <= event.t <= latest]
+        wrong = len(batch.events) - len(kept)
+        if missed or wrong:
+            t = kept[0].t if kept else self._now()
+            if missed:
+                self._miss(t, missed, "not delivered in time", events)
+            if wrong:
+                self._miss(t, wrong, "stamped with a time that cannot be", events)
+        events += kept
 
-    def _miss(self, missing: int, t: int, reason: str, events: list[Event]) -> None:
+    def _miss(self, t: int, missing: int, reason: str, events: list[Event]) -> None:
         self.missing += missing
-        events.append(Gap(min(t, 2**63 - 1), missing, reason))
-
-
-def own_boot_id() -> str:
-    """Tells this boot of this host from all others; empty where the system does not."""
-    return clock.boot_id()
+        events.append(Gap(t, missing, reason))

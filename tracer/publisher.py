@@ -26,7 +26,7 @@ import msgspec
 
 import tracer
 from tracer.buffer import EventBuffer
-from tracer.clock import ClockAnchor, now
+from tracer.clock import ClockAnchor, boot_id, now
 from tracer.events import SCHEMA_VERSION, Event, Header, Heartbeat
 from tracer.frames import Hello, encode, encode_events
 from tracer.listener import Listener
@@ -315,6 +315,7 @@ class Publisher:
         self._door = door = self._listener.socket if self._listener.intact else self._listener.open(self._token)
         assert door is not None
         self._selector.register(door, selectors.EVENT_READ, self._accept)
+        self._next_listen = 0.0
         self.error = ""
 
     def _close_sockets(self, *, remove: bool) -> None:
@@ -387,17 +388,9 @@ def _header(role: str, title: str, run: str, token: str) -> Header:
     host = socket.gethostname()
     return Header(
         schema=SCHEMA_VERSION, source=f"{host}:{os.getpid()}:{token}", pid=os.getpid(), role=role, title=title,
-        host=host, boot_id=_boot_id(), anchor=ClockAnchor.take(), hooks_version=tracer.__version__,
+        host=host, boot_id=boot_id(), anchor=ClockAnchor.take(), hooks_version=tracer.__version__,
         parent=os.getppid(), run=run,
     )  # fmt: skip
-
-
-@functools.cache
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-    except (OSError, ValueError):
-        return ""
 
 
 def _resident() -> int:

@@ -173,22 +173,19 @@ def pid_of(path: Path) -> int:
     return int(match[1]) if match else 0
 
 
-def remove_stale(directory: Path) -> list[Path]:
-    """Remove what dead processes left in `directory`, and say which."""
-    removed: list[Path] = []
-    for path in scan(directory):
-        try:
-            connect(path).close()
-        except ConnectionRefusedError:
-            removed += [path] if _unlink(path) else []
-        except OSError:
-            continue
+def remove_dead(path: Path) -> None:
+    """Remove the socket at `path`, which has refused a connection: its process is over."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Remove sockets that never got their name because their process was killed while it made them."""
     with contextlib.suppress(OSError):
         for path in directory.iterdir():
             match = _UNNAMED.fullmatch(path.name)
             if match and not alive(int(match[1])):
-                _unlink(path)
-    return removed
+                path.unlink()
 
 
 def alive(pid: int) -> bool:
@@ -225,14 +222,6 @@ def _address(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{parent}/{path.name}"
     finally:
         os.close(parent)
-
-
-def _unlink(path: Path) -> bool:
-    try:
-        path.unlink()
-    except OSError:
-        return False
-    return True
 
 
 def _why(error: OSError) -> str:

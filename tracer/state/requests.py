@@ -82,7 +82,9 @@ class Request:
     keys: list[tuple[str, int]] = field(default_factory=list)
     """Under which processes know it: (source, key), the first one to speak first."""
     names: list[str] = field(default_factory=list)
-    """Engine ids by which it was joined."""
+    """Ids by which engines and front ends know it; the first one is shown, shortened, as `id`."""
+    ids: list[str] = field(default_factory=list)
+    """Every `id` under which it was ever shown."""
     version: int = 0
     """Rises with every event that touches the request."""
 
@@ -148,6 +150,8 @@ class Request:
     last_index: int = -1
     """Last step of a closed span or pass it took part in, and that step's token instant."""
     last_seen: int | None = None
+    last_given: int | None = None
+    """Token instant of the last step of a closed span, that is one that yielded a token."""
     last_batch: int = -1
     settled: Settled = field(default_factory=Settled)
     absences: int = 0
@@ -218,12 +222,11 @@ class Request:
         )
 
     @property
-    def queued_only(self) -> bool:
-        """Whether it waits in an engine's queue for the first time."""
-        return (
-            (self.queued is not None or self.admission_begin is not None)
-            and self.lookup is None
-            and not self.passes
-            and not self.spans
-            and self.open_since < 0
-        )
+    def ran(self) -> bool:
+        """Whether the engine has worked on it."""
+        return bool(self.lookup is not None or self.passes or self.spans or self.open_since >= 0 or self.settled.times)
+
+    @property
+    def engaged(self) -> bool:
+        """Whether an engine has it, or had it."""
+        return self.queued is not None or self.ran or self.unseen > 0

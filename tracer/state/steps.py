@@ -20,6 +20,8 @@ from tracer.state.histogram import WindowedTimer
 from tracer.state.requests import HOLES_KEPT, Pass, Request, Span
 from tracer.state.step_history import StepHistory
 
+_ROOM: Final = 4 * 65_536
+"""Bytes of `joined` that are read: no batch has more members, a hostile event might."""
 RECENT: Final = 64
 """Steps whose deltas are kept to bring a roster of an earlier step up to date, and requests that left lately, whose
 views change when device times arrive."""
@@ -48,6 +50,8 @@ class Batch:
         self.steady = 0
         """How many members have an open run."""
         self.last: Step | None = None
+        self.expected: int | None = None
+        """Number of the next step when nothing is lost; None before the first step or roster."""
         self.count = 0
         self.produced = 0
         """Output tokens of all steps so far."""
@@ -64,7 +68,7 @@ class Batch:
     def apply(self, step: Step) -> bool:
         """Take one step in. Returns False when it was seen before or comes too late to be used."""
         history, last = self.history, self.last
-        contiguous = last is None or step.n == last.n + 1
+        contiguous = self.expected is None or step.n == self.expected
         if last is not None and step.n <= last.n:
             known = history.index_of.get(step.n)
             if step.t <= last.t or (known is not None and history.step(known).t == step.t):
@@ -79,7 +83,7 @@ class Batch:
             for key in unpack_u32(step.left):
                 self._leave(key, index)
         if step.joined:
-            for key in unpack_u32(step.joined):
+            for key in unpack_u32(step.joined[:_ROOM]):
                 self._join(key, step.t)
         odd = self._odd(step, index) if step.odd else {}
         if step.batch > 0 and step.batch != len(self.members):
@@ -99,6 +103,7 @@ class Batch:
                 produced += 1
         self.produced += produced
         self.last = step
+        self.expected = step.n + 1
         self.count += 1
         self._recent.append(step)
         if len(history) > self._keep + max(64, self._keep // 4):
@@ -114,8 +119,6 @@ class Batch:
             if gone < index:
                 break
             request.version += 1
-        for request in self.members.values():
-            request.cached_stages_version = -1
         return True
 
     def roster(self, event: Roster, rows: Iterable[Sequence[int]]) -> None:
@@ -124,14 +127,15 @@ class Batch:
         A roster of a step shortly before the newest one (engines that prepare the next step while one runs) is brought
         up to date with the deltas since; an older one is not used.
         """
-        last = self.last
         later: list[Step] = []
-        if last is not None and event.n < last.n:
+        if self.expected is not None and event.n + 1 < self.expected:
             later = [step for step in self._recent if step.n > event.n]
-            if len(later) != last.n - event.n:
+            if len(later) != self.expected - event.n - 1:
                 return
-        elif last is not None and event.n > last.n:
-            self.doubt()
+        else:
+            if self.expected is not None and event.n + 1 > self.expected:
+                self.doubt()
+            self.expected = event.n + 1
         members: dict[int, Request] = {}
         for key, computed, output, blocks, prompt, is_member in rows:
             request = self._member(key, event.t)
@@ -144,16 +148,18 @@ class Batch:
                 request.prompt_tokens = prompt
             if request.finished is None:
                 self._count(request, output, event.n, len(later))
+            if computed and not request.passes and key not in self.members:
+                request.incomplete = True  # some of its prefill ran before anything was heard of it
             if is_member:
                 members[key] = request
         for step in later:
             for key in unpack_u32(step.left):
                 members.pop(key, None)
-            for key in unpack_u32(step.joined):
+            for key in unpack_u32(step.joined[:_ROOM]):
                 request = self._member(key, step.t)
                 if request is not None:
                     members[key] = request
-        self._replace(members)
+        self._replace(members, event.complete)
 
     def doubt(self) -> None:
         """An event was lost: what the implied members do from here on is not certain."""
@@ -189,9 +195,7 @@ class Batch:
         request = self._member(key, t)
         if request is None:
             return
-        if request.batch is None:
-            request.batch = self
-        self._unsettled[request.serial] = request
+        request.batch = self
         self.doubtful.pop(key, None)
         self.members[key] = request
         if request.open_since < 0:
@@ -242,12 +246,12 @@ class Batch:
                 self.loose.pop(key, None)
                 self.doubtful[key] = request
 
-    def _replace(self, members: dict[int, Request]) -> None:
-        """Make `members` the batch: those who were already certain keep their runs."""
-        for key in [key for key in self.members if key not in members]:
-            request = self.members[key]
-            request.incomplete = True
-            self._leave(key, self.history.last_index + 1)
+    def _replace(self, members: dict[int, Request], complete: bool) -> None:
+        """Make `members` the batch: those who were already certain keep their runs. Who is not among them has left,
+        if the list is complete."""
+        if complete:
+            for key in [key for key in self.members if key not in members]:
+                self._leave(key, self.history.last_index + 1)
         for key, request in members.items():
             if self.members.get(key) is not request or key in self.doubtful:
                 self._join(key, request.first_seen)
@@ -268,12 +272,14 @@ class Batch:
         if produced:
             request.spans.append(Span(index, index, scheduled, produced))
             request.produced += produced
+            request.last_given = self.history.tokens[-1]
         request.last_index = index
         request.last_seen = self.history.tokens[-1]
         request.last_batch = self.history.sizes[-1]
 
     def _took_part(self, request: Request, index: int, scheduled: int, produced: int, contiguous: bool) -> None:
         request.version += 1
+        self._unsettled[request.serial] = request
         token = self.history.tokens[-1]
         if request.first_token is None:
             if request.observed + request.unseen == 0:
@@ -292,9 +298,8 @@ class Batch:
             if request.preemptions:
                 request.preemptions[-1].redone += scheduled
         elif contiguous and not request.incomplete:
-            previous = decode.last_token(request)
-            if previous is not None:
-                self._itl.add(token, (token - previous) / produced, produced)
+            if request.last_given is not None:
+                self._itl.add(token, (token - request.last_given) / produced, produced)
 
     def _close(self, request: Request, last: int | None = None) -> None:
         """End the open run, if there is one, with the step before the one at hand."""
@@ -311,7 +316,7 @@ class Batch:
         request.produced += last - first + 1
         request.last_index = last
         if last >= history.base:
-            request.last_seen = history.token(last)
+            request.last_seen = request.last_given = history.token(last)
             request.last_batch = history.sizes[last - history.base]
 
     def _count(self, request: Request, output: int, n: int, later: int) -> None:
@@ -333,10 +338,6 @@ class Batch:
     def _trim(self, base: int) -> None:
         history = self.history
         self._unsettled = {
-            serial: request
-            for serial, request in self._unsettled.items()
-            if decode.settle(request, history, base) or any(request is held for held in ())
+            serial: request for serial, request in self._unsettled.items() if decode.settle(request, history, base)
         }
-        for request in self.members.values():
-            self._unsettled[request.serial] = request
         history.trim(base)

@@ -45,8 +45,12 @@ class Listing:
         self.following = True
         self.selected: Key | None = None
         self.cursor = 0
-        """Row of the selection as shown, also when its request is out of sight."""
+        """Row of the selection as last seen."""
         self.rows: Sequence[RequestView] = ()
+        self._wanted: int | None = None
+        """Row to select once the state has answered a scroll."""
+        self._settled = False
+        """Whether `rows` are what the present offset and order show, so that a drift against them means news."""
 
     @property
     def by_arrival(self) -> bool:
@@ -61,51 +65,47 @@ class Listing:
     @property
     def query(self) -> Query:
         """What to ask the state for now."""
-        reverse = not self.flipped
-        return Query(self.sort, reverse, self.text, self.live_only, max(1, self.height), self.offset)
+        return Query(self.sort, not self.flipped, self.text, self.live_only, max(1, self.height), self.offset)
 
     def take(self, requests: Sequence[RequestView], total: int) -> bool:
-        """Accept the state's answer; True when it has to be asked again, because the order moved under the list."""
-        grown = total - self.total
+        """Accept the state's answer to `query`; True when it has to be asked again because the order moved."""
         self.total = total
-        if self.following:
-            if self.offset:
-                self.offset = 0
-                return True
-        elif self.newest_last and grown and self.selected_or_scrolled:
-            self.offset = max(0, self.offset + grown)
-            if self.offset != 0 or grown < 0:
-                self._clamp()
-                return True
-        if self._clamp():
+        most = max(0, total - max(1, self.height))
+        if self.following and self.offset:
+            self.offset = 0
             return True
-        self.rows = tuple(reversed(requests)) if self.newest_last else tuple(requests)
-        self._find_cursor()
-        return False
-
-    @property
-    def selected_or_scrolled(self) -> bool:
-        """Whether the user looks at something that must stay where it is."""
-        return self.selected is not None or self.offset > 0
-
-    def _clamp(self) -> bool:
-        most = max(0, self.total - max(1, self.height))
         if self.offset > most:
             self.offset = most
             return True
+        rows = tuple(reversed(requests)) if self.newest_last else tuple(requests)
+        if self._settled and not self.following and self.by_arrival:
+            drift = self._drift(rows)
+            offset = max(0, min(most, self.offset + (-drift if self.newest_last else drift)))
+            if offset != self.offset:
+                self.offset = offset
+                self._settled = False
+                return True
+        self.rows = rows
+        self._settled = True
+        if self._wanted is not None and rows:
+            self.select(max(0, min(len(rows) - 1, self._wanted)))
+        self._wanted = None
+        if self.selected is not None:
+            self.cursor = next((i for i, view in enumerate(rows) if view.key == self.selected), self.cursor)
         return False
 
-    def _find_cursor(self) -> None:
-        if self.selected is None:
-            return
-        for index, view in enumerate(self.rows):
-            if view.key == self.selected:
-                self.cursor = index
-                return
+    def _drift(self, rows: Sequence[RequestView]) -> int:
+        """By how many rows the requests that were in sight have moved down."""
+        places = {view.key: index for index, view in enumerate(rows)}
+        known = [(abs(index - self.cursor), index, view.key) for index, view in enumerate(self.rows)]
+        for _, index, key in sorted(known):
+            if key in places:
+                return places[key] - index
+        return 0
 
     @property
     def current(self) -> RequestView | None:
-        """The selected request, if it is in sight; without a selection the newest one."""
+        """The selected request, if it is in sight; without a selection the one at the anchored end."""
         if self.selected is None:
             return (self.rows[-1] if self.newest_last else self.rows[0]) if self.rows else None
         return next((view for view in self.rows if view.key == self.selected), None)
@@ -115,24 +115,27 @@ class Listing:
         if not self.rows:
             return
         if self.selected is None:
+            # The first key press shows the cursor; only further ones move it.
             self.cursor = len(self.rows) - 1 if self.newest_last else 0
             if abs(rows) == 1:
                 rows = 0
-        target = self.cursor + rows
-        self.following = False
-        if target < 0:
-            self.scroll(target)
-            target = 0
-        elif target >= len(self.rows):
-            self.scroll(target - len(self.rows) + 1)
-            target = len(self.rows) - 1
-        self.select(target)
+        target = (self.cursor if self._wanted is None else self._wanted) + rows
+        last = len(self.rows) - 1
+        if 0 <= target <= last:
+            self.select(target)
+            return
+        edge = 0 if target < 0 else last
+        self.select(edge)
+        self.scroll(target if target < 0 else target - last)
+        self._wanted = edge
 
     def scroll(self, rows: int) -> None:
-        """Scroll by rows (+ is down) without moving the selection to another request."""
+        """Scroll by rows (+ is down); the selection stays on its request."""
         self.following = False
-        self.offset = max(0, self.offset + (-rows if self.newest_last else rows))
-        self._clamp()
+        most = max(0, self.total - max(1, self.height))
+        self.offset = max(0, min(most, self.offset + (-rows if self.newest_last else rows)))
+        self._settled = False
+        self._wanted = None
 
     def select(self, row: int) -> None:
         """Select the request in a row of the list."""
@@ -144,50 +147,55 @@ class Listing:
     def choose(self, key: Key) -> None:
         """Select a request wherever it is."""
         self.selected = key
-        self.following = False
 
     def first(self) -> None:
         """To the top."""
-        self.following = False
-        self.selected = None
+        self._turn(follow=False)
         self.offset = max(0, self.total - self.height) if self.newest_last else 0
-        self.pending_edge = 0
+        self._wanted = 0
 
     def last(self) -> None:
         """To the bottom; where the newest stands there, the list follows it."""
-        self.selected = None
         if self.newest_last:
             self.follow()
-        else:
-            self.following = False
-            self.offset = max(0, self.total - self.height)
+            return
+        self._turn(follow=False)
+        self.offset = max(0, self.total - self.height)
+        self._wanted = self.height
 
     def follow(self) -> None:
-        """Keep the newest request in sight."""
+        """Keep the newest request in sight, in order of arrival."""
         self.sort, self.flipped = SORTS[0], False
-        self.following = True
         self.selected = None
-        self.offset = 0
+        self._turn(follow=True)
 
     def sort_by(self, sort: str) -> None:
         """Another order; the same one again turns it round."""
         if sort == self.sort:
             self.flip()
-        else:
-            self.sort, self.flipped = sort, False
-            self.offset = 0
-            self.following = self.newest_last
+            return
+        self.sort, self.flipped = sort, False
+        self._turn(follow=self.newest_last and self.selected is None)
 
     def flip(self) -> None:
         """Turn the order round."""
         self.flipped = not self.flipped
-        self.offset = 0
-        self.following = self.newest_last
+        self._turn(follow=self.newest_last and self.selected is None)
 
     def filter(self, text: str) -> None:
         """Show only requests that match."""
         if text != self.text:
             self.text = text
-            self.offset = 0
             self.selected = None
-            self.following = self.newest_last
+            self._turn(follow=self.newest_last)
+
+    def show_live_only(self, live_only: bool) -> None:
+        """Show only requests that are not over."""
+        self.live_only = live_only
+        self._turn(follow=self.newest_last and self.selected is None)
+
+    def _turn(self, *, follow: bool) -> None:
+        self.offset = 0
+        self.following = follow
+        self._settled = False
+        self._wanted = None

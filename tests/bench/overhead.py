@@ -1,0 +1,79 @@
+"""What the hooks cost: `python tests/bench/overhead.py MODEL [--pairs N] [--tokens N]`.
+
+One engine in one process; rounds with the hooks in and out alternate (ABBA), so that the machine's drift hits both. Each
+round decodes the same prompts to the same length. Prints the median ratio of paired rounds with a bootstrap interval, for
+batch 1 and batch 16, and the events and microseconds a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+
+
+def bootstrap(ratios: list[float], rounds: int = 4000) -> tuple[float, float]:
+    """95 % interval of the median."""
+    chance = random.Random(0)
+    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(rounds))
+    return medians[int(rounds * 0.025)], medians[int(rounds * 0.975)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=48)
+    options = parser.parse_args()
+
+    import torch
+    from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
+    import engine_hooks
+    from engine_hooks.emitter import emitter
+
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.bfloat16, attn_implementation="sdpa")
+    config = ContinuousBatchingConfig(page_size=16, num_blocks=256, max_batch_tokens=256)
+    generation = GenerationConfig(max_new_tokens=options.tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    manager = model.init_continuous_batching(generation_config=generation, continuous_batching_config=config)
+    manager.start()
+
+    def decode(batch: int) -> float:
+        """Seconds for `batch` requests of 8 prompt tokens to their full length."""
+        for index in range(batch):
+            manager.add_request([index + 10] * 8, max_new_tokens=options.tokens)
+        begin = time.perf_counter()
+        done = 0
+        while done < batch:
+            result = manager.get_result(timeout=60)
+            done += result is not None and result.is_finished()
+        return time.perf_counter() - begin
+
+    decode(4)
+    for batch in (1, 16):
+        ratios = []
+        events = steps = 0
+        for pair in range(options.pairs):
+            times = {}
+            for hooked in (False, True) if pair % 2 else (True, False):
+                handle = engine_hooks.attach(manager) if hooked else None
+                before = emitter().buffer.emitted
+                times[hooked] = decode(batch)
+                if handle is not None:
+                    events += emitter().buffer.emitted - before
+                    steps += options.tokens
+                    handle.detach()
+            ratios.append(times[True] / times[False])
+        low, high = bootstrap(ratios)
+        print(
+            f"batch {batch:2d}: hooked / bare = {statistics.median(ratios):.4f} (95 % {low:.4f} to {high:.4f}), "
+            f"{len(ratios)} pairs of {options.tokens} steps, {events / steps:.2f} events a step",
+            flush=True,
+        )
+    manager.stop(block=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""How events get from one process into another: real processes, real sockets."""

@@ -1,0 +1,57 @@
+"""A short history of one figure by time, for a sparkline that fills up and then jumps by a quarter of its width.
+
+Each column is a stretch of time; the widget keeps what it has seen, because a snapshot holds the latest steps only.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KEPT: Final = 600
+"""Columns kept; older ones are forgotten."""
+
+
+class History:
+    """Largest value and mean of each stretch of `bucket` ns."""
+
+    def __init__(self, bucket: int) -> None:
+        self.bucket = bucket
+        self._columns: dict[int, tuple[float, float, int]] = {}
+        self._last = -1
+
+    def add(self, t: int, value: float) -> None:
+        """Take in a value at an instant. Going back in time starts afresh."""
+        index = t // self.bucket
+        if index < self._last - 2:
+            self._columns.clear()
+        self._last = max(self._last, index) if self._columns else index
+        peak, total, count = self._columns.get(index, (value, 0.0, 0))
+        self._columns[index] = (max(peak, value), total + value, count + 1)
+        if len(self._columns) > KEPT:
+            for old in sorted(self._columns)[: KEPT // 4]:
+                del self._columns[old]
+
+    def page(self, width: int, now: int) -> list[float | None]:
+        """Means for `width` columns of the page that holds `now`; None where nothing happened."""
+        return [None if found is None else found[1] / found[2] for found in self._page(width, now)]
+
+    def peaks(self, width: int, now: int) -> list[float | None]:
+        """Like `page`, with the largest value of each column."""
+        return [None if found is None else found[0] for found in self._page(width, now)]
+
+    def _page(self, width: int, now: int) -> list[tuple[float, float, int] | None]:
+        if width < 1:
+            return []
+        jump = max(1, width // 4)
+        end = (now // self.bucket // jump + 1) * jump
+        return [self._columns.get(index) for index in range(end - width, end)]
+
+
+def spark(values: list[float | None], rises: str, top: float | None = None) -> str:
+    """One character a value, its height in proportion to `top` (the largest value if not given)."""
+    known = [value for value in values if value is not None]
+    most = top if top is not None else max(known, default=0.0)
+    last = len(rises) - 1
+    return "".join(
+        " " if value is None or most <= 0 else rises[max(1, min(last, round(value / most * last)))] for value in values
+    )

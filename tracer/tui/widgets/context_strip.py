@@ -1,0 +1,104 @@
+"""The first line: what engine, model and load the figures below are about, and whether they are live."""
+
+from __future__ import annotations
+
+from rich.style import Style
+
+from tracer.state.view import EngineView, Snapshot
+from tracer.text import cell_width, clean
+from tracer.tui import figures
+from tracer.tui.canvas import Canvas, Line, Row
+from tracer.tui.theme import Look
+
+
+def engines_of(snapshot: Snapshot) -> list[EngineView]:
+    """The processes that run an engine, in order; front ends and workers left out."""
+    named = [engine for engine in snapshot.engines if engine.name]
+    return named or [engine for engine in snapshot.engines if engine.role == "engine"]
+
+
+class ContextStrip(Canvas):
+    """One row. Items shorten, then leave, from the least telling one on when the row gets narrow."""
+
+    def __init__(self, look: Look, title: str = "") -> None:
+        super().__init__(look, id="context")
+        self.add_class("tile")
+        self.fallback = title
+        self.snapshot: Snapshot | None = None
+        self.status = ""
+        self.status_style: Style = look.good
+
+    def show(self, snapshot: Snapshot | None, status: str, style: Style) -> None:
+        """Draw the context of a snapshot and the status of the stream in its style."""
+        self.snapshot, self.status, self.status_style = snapshot, status, style
+        self.repaint()
+
+    def paint(self, width: int, height: int) -> list[Row]:
+        """The row: items from the left, status at the right."""
+        look = self.look
+        status = clean(self.status)
+        room = max(0, width - cell_width(status) - 3)
+        items = _items(self.snapshot, self.fallback)
+        chosen = [long for _, long, _ in items]
+        # Shorten the least important first, then drop.
+        order = sorted(range(len(items)), key=lambda i: -items[i][0])
+        for index in order:
+            if _total(chosen) <= room:
+                break
+            chosen[index] = items[index][2]
+        for index in order:
+            if _total(chosen) <= room:
+                break
+            chosen[index] = ""
+        line = Line(width).put(" ", look.text)
+        first = True
+        for text in chosen:
+            if not text:
+                continue
+            if not first:
+                line.put(f" {look.glyphs.dot} ", look.faint)
+            line.put_text(text, look.accent if first else look.text, ellipsis=look.glyphs.ellipsis)
+            first = False
+        if status:
+            line.fill_to(max(0, width - cell_width(status) - 1), look.text)
+            line.put_text(status, self.status_style, ellipsis=look.glyphs.ellipsis)
+        return [line.end(look.text)]
+
+
+def _total(texts: list[str]) -> int:
+    present = [cell_width(text) for text in texts if text]
+    return sum(present) + 3 * max(0, len(present) - 1)
+
+
+def _items(snapshot: Snapshot | None, fallback: str) -> list[tuple[int, str, str]]:
+    """(how soon to give way, long form, short form), cleaned, in the order in which they stand."""
+    if snapshot is None:
+        return [(0, clean(fallback) or "tracer", "tracer")]
+    items: list[tuple[int, str, str]] = []
+    engines = engines_of(snapshot)
+    context = snapshot.context
+    if engines:
+        engine = engines[0]
+        name = clean(f"{engine.name or engine.title} {engine.version}".strip())
+        more = f" +{len(engines) - 1}" if len(engines) > 1 else ""
+        model = clean(engine.model.rstrip("/").rsplit("/", 1)[-1])
+        items.append((1, name + more, clean(engine.name or engine.title) + more))
+        if model:
+            items.append((0, f"{model} {clean(engine.dtype)}".strip(), model))
+        if engine.device:
+            items.append((4, clean(engine.device), clean(engine.device)))
+    else:
+        items.append((0, clean(fallback) or "tracer", clean(fallback) or "tracer"))
+        if not snapshot.engines:
+            return items
+    items.append((2, f"{figures.rate(context.request_rate)} req/s", f"{figures.rate(context.request_rate)}/s"))
+    items.append((3, f"{figures.count(context.concurrency)} open", f"{figures.count(context.concurrency)} open"))
+    for flag, name, short, weight in (
+        (context.prefix_caching, "prefix cache", "cache", 5),
+        (context.chunked_prefill, "chunked", "chunk", 6),
+    ):
+        if flag is not None:
+            items.append((weight, f"{name} {'on' if flag else 'off'}", f"{short} {'on' if flag else 'off'}"))
+    window = figures.span(context.window_s)
+    items.append((2, f"last {window}", window))
+    return items

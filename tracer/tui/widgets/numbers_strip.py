@@ -1,0 +1,122 @@
+"""The nine numbers: four timers with p50, p95 and p99, and five gauges. Their columns never move with their values."""
+
+from __future__ import annotations
+
+from rich.style import Style
+
+from tracer.state.view import Quantiles, Snapshot
+from tracer.tui import figures
+from tracer.tui.canvas import Canvas, Line, Row
+from tracer.tui.theme import Look
+from tracer.tui.widgets.context_strip import engines_of
+
+TIMERS = (("QUEUE", "queue"), ("PREFILL", "prefill"), ("TTFT", "ttft"), ("ITL", "itl"))
+
+
+class NumbersStrip(Canvas):
+    """Two rows (names, values), or one where the screen is low."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__(look, id="numbers")
+        self.add_class("tile")
+        self.snapshot: Snapshot | None = None
+
+    def show(self, snapshot: Snapshot | None) -> None:
+        """Draw the timers and gauges of a snapshot."""
+        self.snapshot = snapshot
+        self.repaint()
+
+    def paint(self, width: int, height: int) -> list[Row]:
+        """Names above values; the widest form that fits."""
+        timers = self.snapshot.timers if self.snapshot else {}
+        gauges = gauges_of(self.snapshot)
+        if height < 2:
+            return [self._one_row(width, timers, gauges)]
+        if width >= 112:
+            return self._columns(width, timers, gauges, 8 if width >= 170 else 7 if width >= 140 else 6)
+        return self._slashes(width, timers, gauges)
+
+    def _columns(
+        self, width: int, timers: dict[str, Quantiles], gauges: list[tuple[str, str, str]], cells: int
+    ) -> list[Row]:
+        look = self.look
+        names, values = Line(width).put(" ", look.text), Line(width).put(" ", look.text)
+        for label, key in TIMERS:
+            quantiles = timers.get(key, Quantiles())
+            names.put(f"{label} ms".ljust(cells + 3)[: cells + 3], look.accent)
+            names.put("p95".rjust(cells - 3), look.dim).put("p99".rjust(cells), look.dim).put("   ", look.dim)
+            for value, style in ((quantiles.p50, look.bold), (quantiles.p95, look.text), (quantiles.p99, look.text)):
+                values.put(_short_ms(value).rjust(cells), style)
+            values.put("   ", look.text)
+        room = max(0, width - names.used - 1)
+        slot = min(14, max(6, room // max(1, len(gauges))))
+        for name, value, _ in gauges:
+            names.put(name.ljust(slot)[:slot], look.accent)
+            values.put(value.ljust(slot)[:slot], look.bold)
+        return [names.end(look.text), values.end(look.text)]
+
+    def _slashes(self, width: int, timers: dict[str, Quantiles], gauges: list[tuple[str, str, str]]) -> list[Row]:
+        look = self.look
+        names, values = Line(width).put(" ", look.text), Line(width).put(" ", look.text)
+        tail = sum(max(len(short), 5) + 1 for _, _, short in gauges)
+        slot = max(10, min(20, (width - 1 - tail) // len(TIMERS)))
+        for label, key in TIMERS:
+            quantiles = timers.get(key, Quantiles())
+            names.put(f"{label} ms".ljust(slot)[:slot], look.accent)
+            before = values.used
+            self._triple(values, quantiles)
+            values.fill_to(before + slot, look.text)
+        for name, value, short in gauges:
+            cells = max(len(short), 5)
+            names.put(short.ljust(cells)[:cells] + " ", look.accent)
+            values.put(value.split(" ")[0].ljust(cells)[:cells] + " ", look.bold)
+            del name
+        return [names.end(look.text), values.end(look.text)]
+
+    def _triple(self, line: Line, quantiles: Quantiles) -> None:
+        look = self.look
+        styles: tuple[Style, ...] = (look.bold, look.text, look.text)
+        for index, value in enumerate((quantiles.p50, quantiles.p95, quantiles.p99)):
+            if index:
+                line.put("/", look.dim)
+            line.put(_short_ms(value), styles[index])
+
+    def _one_row(self, width: int, timers: dict[str, Quantiles], gauges: list[tuple[str, str, str]]) -> Row:
+        look = self.look
+        line = Line(width)
+        for label, key in (("TTFT", "ttft"), ("ITL", "itl"), ("QUEUE", "queue"), ("PREFILL", "prefill")):
+            line.put(f" {label} ", look.accent)
+            self._triple(line, timers.get(key, Quantiles()))
+        for _, value, short in gauges:
+            line.put(f" {short} ", look.accent).put(value.split(" ")[0], look.bold)
+        return line.end(look.text)
+
+
+def _short_ms(ms: float | None) -> str:
+    """At most five characters."""
+    if ms is None:
+        return figures.UNKNOWN
+    if ms < 9.95:
+        return f"{ms:.1f}" if ms >= 0.95 else f"{ms:.2f}"
+    if ms < 9999.5:
+        return f"{ms:.0f}"
+    seconds = ms / 1000
+    return f"{seconds:.1f}s" if seconds < 99.95 else f"{seconds:.0f}s" if seconds < 9999.5 else f"{seconds / 3600:.0f}h"
+
+
+def gauges_of(snapshot: Snapshot | None) -> list[tuple[str, str, str]]:
+    """(name, value, short name) of the five gauges, summed over the engines that tell them."""
+    engines = engines_of(snapshot) if snapshot else []
+    blocks = [(e.used + e.cached, e.num_blocks) for e in engines if e.num_blocks and e.used is not None
+              and e.cached is not None]  # fmt: skip
+    kv = sum(held for held, _ in blocks) / sum(total for _, total in blocks) if blocks else None
+    slots = sum(e.max_batch or 0 for e in engines)
+    batch = sum(e.batch for e in engines)
+    out = snapshot.context.tokens_out if snapshot and engines else None
+    return [
+        ("OUT tok/s", figures.short_count(out), "tok/s"),
+        ("KV CACHE", f"{figures.percent(kv)}%" if kv is not None else figures.UNKNOWN, "KV"),
+        ("WAITING", figures.count(sum(e.waiting for e in engines)) if engines else figures.UNKNOWN, "Q"),
+        ("BATCH", (f"{batch}/{slots}" if slots else f"{batch}") if engines else figures.UNKNOWN, "B"),
+        ("PREEMPTED", figures.count(sum(e.preempted for e in engines)) if engines else figures.UNKNOWN, "P"),
+    ]
