@@ -16,20 +16,23 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from engine_hooks.clients import Stopwatch
-from engine_hooks.model import NAME, ModelError
+from engine_hooks.model import EXTRA, NAME
 from engine_hooks.own_python import own_python
 from engine_hooks.traffic import Traffic
 
 HEALTH_PERIOD_S: Final = 0.2
 """Seconds between two looks at a server that is starting."""
 
-Say = Callable[[str], None]
-"""Takes one line that says what goes on."""
+
+class Say(Protocol):
+    """Takes one line that says what goes on. `passing`: the next one replaces it."""
+
+    def __call__(self, text: str, *, passing: bool = False) -> None: ...
 
 
 class DemoError(RuntimeError):
@@ -54,16 +57,16 @@ class Launch:
 def launch_transformers(model: str, port: int) -> Launch:
     """``transformers serve`` with continuous batching on the CPU.
 
-    Blocks of 16 tokens and 256 of them: small enough that a burst preempts, large enough for all else. 256 tokens a
+    Blocks of 16 tokens and 160 of them: few enough that a burst preempts, enough for all else. 256 tokens a
     step: a long document is prefilled in chunks. One thread, which waits without spinning: on a machine with few cores
     a second spinning thread slows the first. Raises DemoError when transformers is not there.
     """
     program = program_beside_python("transformers")
     if program is None:
-        raise DemoError("transformers is not installed here: pip install 'tracer[transformers]'")
+        raise DemoError(f"transformers is not installed here: pip install '{EXTRA}'")
     command = (
         program, "serve", model, "--continuous-batching",
-        "--cb-block-size", "16", "--cb-num-blocks", "256", "--cb-max-batch-tokens", "256",
+        "--cb-block-size", "16", "--cb-num-blocks", "160", "--cb-max-batch-tokens", "256",
         "--host", "127.0.0.1", "--port", str(port),
         "--device", "cpu", "--dtype", "bfloat16" if has_bf16_units() else "float32",
     )  # fmt: skip
@@ -73,7 +76,7 @@ def launch_transformers(model: str, port: int) -> Launch:
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_VERBOSITY": "error",
     }
-    if os.path.isdir(model):
+    if Path(model).is_dir():
         environment["HF_HUB_OFFLINE"] = "1"
     # On SIGINT it shuts its front end down and then waits for ever for the thread that generates.
     return Launch(command, environment, port, stop_signal=signal.SIGTERM)
@@ -123,6 +126,7 @@ class Demo:
     title: str = "demo"
     traffic: Traffic = field(init=False)
     stop_signal: signal.Signals = signal.SIGTERM
+    transparent: bool = False
     _launch: Launch | None = None
     _model: str = ""
 
@@ -210,7 +214,7 @@ async def fetched_model(say: Say) -> str:
                 continue
             if progress.text and progress.stage != "ready":
                 share = f" {progress.fraction:.0%}" if progress.fraction is not None else ""
-                say(progress.text + share)
+                say(progress.text + share, passing=True)
         folder = (await process.stdout.read()).decode("utf-8", "surrogateescape").rstrip("\n")
         code = await process.wait()
     finally:
@@ -219,7 +223,7 @@ async def fetched_model(say: Say) -> str:
                 process.terminate()
             await process.wait()
     if code != 0 or not folder:
-        raise DemoError(progress.error or other or str(ModelError(f"fetching {NAME} ended with code {code}")))
+        raise DemoError(progress.error or other or f"fetching {NAME} ended with code {code}")
     return folder
 
 

@@ -98,8 +98,7 @@ class Fronts:
     def close(self, front: Front, at: int) -> None:
         """The response is over."""
         self.tell(front, at, force=True)
-        gone = front.disconnected and not front.completed
-        self.emitter.emit_lifecycle(events.Closed(at, front.key, front.status, front.size, gone))
+        self.emitter.emit_lifecycle(events.Closed(at, front.key, front.status, front.size, front.disconnected))
         self.by_rid.pop(front.rid, None)
         self.emitter.drop(front.rid, FRONT)
 
@@ -161,7 +160,9 @@ class TracingMiddleware:
         async def traced() -> Message:
             message = await receive()
             if message["type"] == "http.disconnect":
-                front.disconnected = True
+                # Asked for after the end too, where it says nothing. Before it, the server will still send an empty
+                # last message into the void: that completes nothing.
+                front.disconnected = front.disconnected or not front.completed
             elif message["type"] == "http.request" and not front.completed:
                 front.size_in += len(message.get("body", b""))
             return message

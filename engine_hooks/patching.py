@@ -51,7 +51,7 @@ class Patches:
     on_fault: Callable[[str, str, int, bool], None]
     misses: dict[str, str] = field(default_factory=dict)
     """Path → reason, for hooks that could not be put in."""
-    _undo: list[Callable[[], None]] = field(default_factory=list)
+    _undo: dict[str, Callable[[], None]] = field(default_factory=dict)
     _faults: dict[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -77,13 +77,20 @@ class Patches:
             else:
                 setattr(owner, name, original)
 
-        self._undo.append(undo)
+        self._undo[hook.path] = undo
         return True
 
     def remove(self) -> None:
         """Take all hooks out, last one first."""
         while self._undo:
-            self._undo.pop()()
+            self._undo.popitem()[1]()
+
+    def take_out(self, path: str, reason: str) -> None:
+        """Take one hook out, because of `reason`."""
+        undo = self._undo.pop(path, None)
+        if undo is not None:
+            undo()
+            self.misses[path] = reason
 
     def fault(self, path: str, error: BaseException) -> None:
         """Count an error of our own code; at `FAULT_LIMIT` the hook passes straight through from then on."""

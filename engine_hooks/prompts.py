@@ -116,46 +116,50 @@ CLASSIFY: Final = (
 )
 
 DOCUMENT: Final = (
-    "The survey of the estuary began in March, when the ice had gone from the upper channel and the first of the tide "
-    "gauges could be set. Two boats worked from the old customs quay. The larger carried the echo sounder and a crew of "
-    "four; the smaller, an open launch, took the samples of sediment and the readings of salinity, which had to be made "
-    "within an hour of slack water. On nineteen of the fifty-one days planned the wind did not allow either to leave.",
-    "Below the road bridge the bed has risen by an average of eleven centimetres since the survey before this one. Most "
-    "of the rise lies on the western side, where the current turns away from the bank and drops what it carries. The "
-    "fairway itself has kept its depth, but it has moved thirty metres to the east, and two of the green buoys now mark "
-    "the edge of a shoal rather than the edge of the channel. The harbour master was told by letter in June.",
-    "Salinity was measured at nine stations and three depths. In dry weeks the wedge of salt water reached the weir, "
-    "four kilometres further inland than the charts show. After heavy rain it was pushed back behind the second bend "
-    "within two tides. Farmers who pump from the side channels reported damage to young plants in the last week of "
-    "August, which agrees with the highest reading of the year, taken at the station beside the sluice.",
-    "The reed beds on the north shore have grown by about a tenth. They catch sediment and calm the waves of passing "
-    "boats, and the count of nesting warblers has followed them: forty-three pairs, against twenty-nine. The south "
-    "shore tells the other story. Where the stone wall was raised the reeds have gone, the mud is hard, and at low water "
-    "the foot of the wall stands free over a length of two hundred metres.",
-    "The gauges themselves were the weakest part of the work. Three of eight stopped during the summer. One was struck "
-    "by driftwood, one filled with silt until its float lay still, and one simply ran out of battery because the panel "
-    "that should have charged it had been put on the shaded side of the post. The gaps were filled from the neighbours, "
-    "and all values that were filled in this way are marked in the tables of the appendix.",
+    "The survey of the estuary began in March, when the ice had gone from the upper channel and the first of the "
+    "tide gauges could be set. Two boats worked from the old customs quay. The larger carried the echo sounder and "
+    "a crew of four; the smaller, an open launch, took the samples of sediment and the readings of salinity, which "
+    "had to be made within an hour of slack water. On nineteen of the fifty-one days planned the wind did not allow "
+    "either to leave.",
+    "Below the road bridge the bed has risen by an average of eleven centimetres since the survey before this one. "
+    "Most of the rise lies on the western side, where the current turns away from the bank and drops what it "
+    "carries. The fairway itself has kept its depth, but it has moved thirty metres to the east, and two of the "
+    "green buoys now mark the edge of a shoal rather than the edge of the channel. The harbour master was told by "
+    "letter in June.",
+    "Salinity was measured at nine stations and three depths. In dry weeks the wedge of salt water reached the "
+    "weir, four kilometres further inland than the charts show. After heavy rain it was pushed back behind the "
+    "second bend within two tides. Farmers who pump from the side channels reported damage to young plants in the "
+    "last week of August, which agrees with the highest reading of the year, taken at the station beside the "
+    "sluice.",
+    "The reed beds on the north shore have grown by about a tenth. They catch sediment and calm the waves of "
+    "passing boats, and the count of nesting warblers has followed them: forty-three pairs, against twenty-nine. "
+    "The south shore tells the other story. Where the stone wall was raised the reeds have gone, the mud is hard, "
+    "and at low water the foot of the wall stands free over a length of two hundred metres.",
+    "The gauges themselves were the weakest part of the work. Three of eight stopped during the summer. One was "
+    "struck by driftwood, one filled with silt until its float lay still, and one simply ran out of battery because "
+    "the panel that should have charged it had been put on the shaded side of the post. The gaps were filled from "
+    "the neighbours, and all values that were filled in this way are marked in the tables of the appendix.",
     "Costs stayed within what had been granted. Fuel was a fifth dearer than assumed, but the launch needed no new "
-    "engine, and the students who sorted the samples were paid by their own college. If the survey is repeated, as we "
-    "advise, in three years, it should be given its own gauges and should not borrow those of the flood service, which "
-    "were taken away for two weeks in October in the middle of the highest tides.",
-    "For the ferries the finding is plain. The present timetable can be kept for about six more years. After that the "
-    "boats will touch the ground at the lowest tides on some thirty days a year, unless the landing is moved to the "
-    "outer end of the pier or the shoal is dredged. Dredging would have to be repeated every four years, and the spoil "
-    "is too fine to be of use on the beaches, so that it would have to be taken out to sea.",
-    "Residents were heard in two evenings in the school hall. Most questions were about the smell on hot days and about "
-    "the wall. Several people asked why the old drawings of the sluice had not been used; they had not been known, and "
-    "one of them has since been lent to us by the family of the last keeper. It shows a second culvert below the first, "
-    "which must have been closed before the war, and which may explain the hollow that the echo sounder found there.",
-    "We recommend four things. Move the two buoys before the winter. Leave the reeds on the north shore alone, and plant "
-    "new ones in front of the wall, behind a low fence of brushwood, as was done with success further up the coast. "
-    "Give the farmers a warning by telephone when the salinity at the sluice passes two parts in a thousand. And open "
-    "the old culvert far enough to look into it with a camera, which costs a morning and may save a wall.",
-    "The work could not have been done without the volunteers who read the staff at the bridge every day at noon. Their "
-    "notes, in four school exercise books, are more complete than any of our instruments, and where the two disagree the "
-    "notes have so far been right. The books are kept in the library of the town, on the shelf behind the door, and may "
-    "be read by anyone who asks.",
+    "engine, and the students who sorted the samples were paid by their own college. If the survey is repeated, as "
+    "we advise, in three years, it should be given its own gauges and should not borrow those of the flood service, "
+    "which were taken away for two weeks in October in the middle of the highest tides.",
+    "For the ferries the finding is plain. The present timetable can be kept for about six more years. After that "
+    "the boats will touch the ground at the lowest tides on some thirty days a year, unless the landing is moved to "
+    "the outer end of the pier or the shoal is dredged. Dredging would have to be repeated every four years, and "
+    "the spoil is too fine to be of use on the beaches, so that it would have to be taken out to sea.",
+    "Residents were heard in two evenings in the school hall. Most questions were about the smell on hot days and "
+    "about the wall. Several people asked why the old drawings of the sluice had not been used; they had not been "
+    "known, and one of them has since been lent to us by the family of the last keeper. It shows a second culvert "
+    "below the first, which must have been closed before the war, and which may explain the hollow that the echo "
+    "sounder found there.",
+    "We recommend four things. Move the two buoys before the winter. Leave the reeds on the north shore alone, and "
+    "plant new ones in front of the wall, behind a low fence of brushwood, as was done with success further up the "
+    "coast. Give the farmers a warning by telephone when the salinity at the sluice passes two parts in a thousand. "
+    "And open the old culvert far enough to look into it with a camera, which costs a morning and may save a wall.",
+    "The work could not have been done without the volunteers who read the staff at the bridge every day at noon. "
+    "Their notes, in four school exercise books, are more complete than any of our instruments, and where the two "
+    "disagree the notes have so far been right. The books are kept in the library of the town, on the shelf behind "
+    "the door, and may be read by anyone who asks.",
 )
 """Paragraphs of a report, about 100 tokens each."""
 
@@ -226,9 +230,9 @@ class Script:
                 return Plan("question", (self._random.choice(QUESTIONS),), self._random.randint(24, 96))
 
     def burst(self) -> Plan:
-        """One of the visits of a burst. Some 220 tokens that start differently each time and an answer of 80: sixteen
-        of them fill a cache of 4,096 tokens while they are answered, so that some have to give way."""
-        story = f"{self._random.choice(STORIES)} {self._random.choice(ENDINGS)} Let it play where this report was written."
+        """One of the visits of a burst. Some 240 tokens that start differently each time and an answer of 80: eight of
+        them fill a cache of 2,560 tokens while they are answered, so that some have to give way."""
+        story = f"{self._random.choice(STORIES)} {self._random.choice(ENDINGS)} It plays where this report was written."
         return Plan("burst", ("\n\n".join([*self._random.sample(DOCUMENT, 2), story]),), self._random.randint(70, 90))
 
     def gap(self, rate: float) -> float:
@@ -241,7 +245,7 @@ class Script:
 
     def burst_size(self) -> int:
         """How many come at once."""
-        return self._random.randint(15, 18)
+        return self._random.randint(10, 13)
 
     def _chat(self) -> Plan:
         topic = self._random.randrange(len(CHATS))

@@ -16,7 +16,7 @@ from engine_hooks.own_python import own_python
 RATES: Final = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Arrivals a second that `faster` and `slower` step through."""
 
-BURST: Final = 16
+BURST: Final = 12
 """Requests in a burst that was asked for."""
 
 STOP_S: Final = 3.0

@@ -23,6 +23,8 @@ from tracer.stages import Stage
 TESTED: Final = ("5.23", "5.24")
 
 _CB: Final = "transformers.generation.continuous_batching."
+_SAMPLE: Final = _CB + "model_runner:ModelRunner._sample"
+_COMPILED: Final = "torch.compile: hooks inside the compiled pass would break it"
 _MARK: Final = "_tracer"
 _MARKED: Final = ("scheduler", "cache", "offloading_manager", "model_runner", "inputs_and_outputs", "output_router")
 
@@ -92,7 +94,7 @@ class EngineHooks:
                  before=self._offload, after=self._offloaded, failed=self._offload_failed),
             Hook(_CB + "model_runner:ModelRunner.compute_batch", (Stage.PREFILL, decode), ("model", "batch_data"),
                  before=self._launch, after=self._launched, failed=self._launch_failed),
-            Hook(_CB + "model_runner:ModelRunner._sample", (sample,), ("scores",), after=self._sampled),
+            Hook(_SAMPLE, (sample,), ("scores",), after=self._sampled),
             Hook(_CB + "continuous_api:OutputRouter.fail_and_deliver", (), ("state", "error"), before=self._failed),
             Hook(_CB + "continuous_api:OutputRouter.deliver_batch", (Stage.STREAM,), ("outputs",),
                  after=self._delivered),
@@ -109,8 +111,7 @@ class EngineHooks:
             if reason := self.patches.misses.get(hook.path):
                 for stage in hook.stages:
                     lost[stage] = (hook.path, reason)
-        why = {1: "CUDA graph: module hooks do not run when it is replayed",
-               2: "torch.compile: module hooks would break the compiled graph"}.get(graph, "")  # fmt: skip
+        why = {1: "CUDA graph: module hooks do not run when it is replayed", 2: _COMPILED}.get(graph, "")
         parts = {Stage.EMBED: "embed", Stage.PREFILL: "layers", Stage.LM_HEAD: "logits"}
         missing = next(iter(self.marks.values())).missing if self.marks else {}
         named = {
@@ -200,6 +201,9 @@ class EngineHooks:
         self.voice.emit_lifecycle(transformers_facts.engine(manager.model, processor, TESTED))
         if recorder.graph == 0:
             self._marks(manager.model)
+        elif recorder.graph == 2:
+            # The compiler would trace our wrapper, clock and all, into the engine's graph.
+            self.patches.take_out(_SAMPLE, _COMPILED)
         self.tell_coverage(graph=recorder.graph)
         self.voice.status("ready")
 

@@ -143,6 +143,7 @@ class Bus:
         order = self._order
         self._pending += [(min(event.t + offset, arrival), next(order), source, event) for event in delivery.events]
         if delivery.events and type(delivery.events[-1]) is SourceGone:
+            self._pending[-1] = (arrival, next(order), source, delivery.events[-1])  # after all that it ever said
             self._speaking.discard(source)
             self._headers.pop(source, None)
             self._offsets.pop(source, None)

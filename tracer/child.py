@@ -25,7 +25,8 @@ _HARDER: Final = {signal.SIGINT: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM, 
 
 
 class ChildError(Exception):
-    """The command could not be started. `code` is the exit code a shell would give: 127 not found, 126 not executable."""
+    """The command could not be started. `code` is the exit code a shell would give: 127 no such
+    program, 126 not executable."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -45,7 +46,9 @@ class Child:
         self._hurry = asyncio.Event()
 
     @classmethod
-    async def start(cls, command: Sequence[str], env: Mapping[str, str], log: Path, folder: Path | None = None) -> Child:
+    async def start(
+        cls, command: Sequence[str], env: Mapping[str, str], log: Path, folder: Path | None = None
+    ) -> Child:
         """Run `command` with `env`, its stdout and stderr appended to `log`, its stdin empty.
 
         `folder` is removed when the tracer dies before the command. Raises ChildError when the command cannot be
@@ -63,8 +66,13 @@ class Child:
             )  # fmt: skip
         finally:
             os.close(writing)
-        assert process.stdout is not None
-        word, _, rest = (await process.stdout.readline()).decode("utf-8", "replace").strip().partition(" ")
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            word, _, rest = (await process.stdout.readline()).decode("utf-8", "replace").strip().partition(" ")
+        except asyncio.CancelledError:
+            process.stdin.close()  # the guardian takes it as our end
+            await process.wait()
+            raise
         if word != "started":
             await process.wait()
             code, _, reason = rest.partition(" ")
@@ -73,7 +81,7 @@ class Child:
                 f"cannot run {command[0]}: {reason.lower()}" if failed else f"cannot run {command[0]}; see {log}",
                 int(code) if failed else 1,
             )
-        return cls(process, int(rest), os.path.basename(command[0]))
+        return cls(process, int(rest), Path(command[0]).name)
 
     async def wait(self) -> int:
         """Wait until the command and everything that it started has ended; its exit code."""

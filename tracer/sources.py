@@ -96,7 +96,7 @@ class LiveSource:
                 if delivery is not None:
                     yield delivery
                 if self._intake.fault:
-                    reason = f"{_process(pid)} {self._intake.fault}"
+                    reason = f"{_process(pid)}: {self._intake.fault}"
                 elif not data:
                     reason = await self._farewell(pid)
         yield self._gone(reason)

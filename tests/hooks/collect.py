@@ -16,9 +16,14 @@ E = TypeVar("E", bound=events.Event)
 
 
 class Collector:
-    """Collects every event from a socket on a thread of its own until `stop` or the end of the stream."""
+    """Collects every event from a socket on a thread of its own until `stop` or the end of the stream.
 
-    def __init__(self, path: Path) -> None:
+    Requests that were told before it joined are left out unless `late`.
+    """
+
+    def __init__(self, path: Path, *, late: bool = False) -> None:
+        self._late = late
+        self._joined = threading.Event()
         self.events: list[events.Event] = []
         self.missing = 0
         self._socket = socket.socket(socket.AF_UNIX)
@@ -27,6 +32,7 @@ class Collector:
 
     def __enter__(self) -> Collector:
         self._thread.start()
+        assert self._joined.wait(20), "the traced process said nothing"
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -56,6 +62,12 @@ class Collector:
             for payload in reader.feed(data):
                 frame, unknown = decode(payload)
                 if isinstance(frame, Batch):
+                    self._joined.set()
                     self.missing += check.missed(frame, unknown)
-                    # The heartbeat comes without end: it would keep `stop` waiting.
-                    self.events += [event for event in frame.events if not isinstance(event, events.Heartbeat)]
+                    self.events += [
+                        event
+                        for event in frame.events
+                        # The heartbeat comes without end: it would keep `stop` waiting.
+                        if not isinstance(event, events.Heartbeat)
+                        and (self._late or not frame.snapshot or isinstance(event, events.Engine | events.Coverage))
+                    ]

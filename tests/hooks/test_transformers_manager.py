@@ -232,7 +232,7 @@ def test_attaching_in_the_middle_shows_what_is_already_running(
             assert publisher is not None
             time.sleep(0.5)
             assert publisher.path is not None
-            with Collector(publisher.path) as collector:
+            with Collector(publisher.path, late=True) as collector:
                 while (result := manager.get_result(timeout=10)) is None or not result.is_finished():
                     pass
                 collector.stop()

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tracer.buffer import EventBuffer
@@ -19,6 +20,7 @@ from tracer.events import Closed, Engine, Event, Finished, Output, Queued, Recei
 from tracer.publisher import publish
 
 buffer = EventBuffer()
+statm = os.open("/proc/self/statm", os.O_RDONLY)
 publisher = publish(buffer, role="engine", title="test engine")
 
 
@@ -80,18 +82,19 @@ def fork(count: int, linger: float) -> int:
 
 
 def child_of_multiprocessing(count: int) -> None:
-    """A forked worker that emits `count` events and returns at once."""
-    worker = multiprocessing.get_context("fork").Process(target=_slow_start, args=(count,))
+    """A forked worker that waits for a viewer, starts `count` requests and returns at once."""
+    worker = multiprocessing.get_context("fork").Process(target=_work, args=(count,))
     worker.start()
     worker.join()
 
 
-def _slow_start(count: int) -> None:
+def _work(count: int) -> None:
     buffer.emit_lifecycle(Engine(now(), "child"))
     deadline = time.monotonic() + 10
     while publisher.viewers == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
-    emit_sent(count)
+    for key in range(count):
+        buffer.emit_lifecycle(Queued(now(), key, f"r{key}"))
 
 
 def daemon(scratch: str, linger: float) -> int:
@@ -113,10 +116,7 @@ def daemon(scratch: str, linger: float) -> int:
 
 def exhaust() -> int:
     """Leave no room for another descriptor."""
-    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
-    used = set(map(int, os.listdir("/proc/self/fd")))
-    for _ in range(highest + 1 - len(used) + 1):
-        os.open("/dev/null", os.O_RDONLY)
+    highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     with contextlib.suppress(OSError):
         while True:
@@ -137,7 +137,7 @@ def status() -> dict[str, Any]:
         "pid": os.getpid(), "path": str(publisher.path), "error": publisher.error, "source": publisher.header.source,
         "emitted": buffer.emitted, "dropped": buffer.dropped, "viewers": publisher.viewers, "cpu": used,
         "threads": threading.active_count(),
-        "rss": int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE"),
+        "rss": int(os.pread(statm, 128, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE"),
     }  # fmt: skip
 
 

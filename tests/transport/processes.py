@@ -8,6 +8,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -132,6 +133,15 @@ class Wire:
     def read_to_end(self) -> None:
         """Read until the traced process closes the stream."""
         self.read(lambda: self.ended)
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Read along in a thread for the length of a with block, which the traced process must end in."""
+        thread = threading.Thread(target=self.read_to_end)
+        thread.start()
+        yield
+        thread.join(PATIENCE)
+        assert self.ended
 
     def _take(self) -> None:
         try:

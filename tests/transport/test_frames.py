@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from typing import Any
 
@@ -50,12 +51,12 @@ def read_all(pieces: list[bytes]) -> list[Hello | Batch]:
 def cut(stream: bytes, places: list[int]) -> list[bytes]:
     """`stream` cut at `places`."""
     marks = [0, *sorted(place % (len(stream) + 1) for place in places), len(stream)]
-    return [stream[start:end] for start, end in zip(marks, marks[1:], strict=False)]
+    return [stream[start:end] for start, end in itertools.pairwise(marks)]
 
 
 @given(st.lists(st.lists(events, max_size=5), max_size=6), st.lists(st.integers(0, 10_000), max_size=20))
 def test_any_cutting_of_the_stream_gives_the_same_frames(batches: list[list[Any]], places: list[int]) -> None:
-    frames = [Hello(HEADER), *(Batch(number, batch) for number, batch in enumerate(batches))]
+    frames: list[Hello | Batch] = [Hello(HEADER), *(Batch(number, batch) for number, batch in enumerate(batches))]
     stream = b"".join(encode(frame) for frame in frames)
     assert read_all(cut(stream, places)) == frames
     assert read_all([stream[index : index + 1] for index in range(len(stream))]) == frames

@@ -28,7 +28,7 @@ def spans(request: Request) -> Iterator[Span]:
     if batch is None:
         return
     limit = token_limit(request)
-    left = None if limit is None else limit - len(request.settled.times)
+    left = None if limit is None else limit - request.settled.count
     running = request.open_since
     pieces = request.spans if running < 0 else [*request.spans, Span(running, batch.history.last_index, 1, 1)]
     for span in pieces:
@@ -50,17 +50,17 @@ def spans(request: Request) -> Iterator[Span]:
 
 def last_token(request: Request) -> int | None:
     """Instant of the last output token that a step told of (ns)."""
-    last: Span | None = None
-    for last in spans(request):
-        pass
-    if last is not None and request.batch is not None:
-        return request.batch.history.token(last.last)
-    times = request.settled.times
-    if not times:
+    if request.open_since >= 0 and request.final_tokens < 0 and request.batch is not None:
+        return request.batch.history.tokens[-1]
+    given = list(spans(request))
+    if given and request.batch is not None:
+        return request.batch.history.token(given[-1].last)
+    settled, limit = request.settled, token_limit(request)
+    if settled.count == 0 or limit == 0:
         return None
-    limit = token_limit(request)
-    count = len(times) if limit is None else min(limit, len(times))
-    return times[count - 1] if count else None
+    if limit is not None and limit < len(settled.times):
+        return settled.times[limit - 1]
+    return settled.last
 
 
 def token_times(request: Request) -> tuple[array[int], array[int]]:
@@ -113,6 +113,8 @@ def settle(request: Request, history: StepHistory, base: int) -> bool:
             )
         for span in early:
             _copy(history, span, settled.times, settled.batches)
+            settled.count += (span.last - span.first + 1) * span.produced
+        settled.last = history.token(early[-1].last)
         request.spans = late
         request.produced = produced
     request.passes = [_keep(item, history, base) for item in request.passes]
@@ -123,6 +125,14 @@ def settle(request: Request, history: StepHistory, base: int) -> bool:
         or any(isinstance(item.step, int) for item in request.passes)
         or any(isinstance(item.step, int) for item in request.redo)
     )
+
+
+def forget_times(request: Request) -> None:
+    """Drop the instants of the settled tokens of a request that is over; their number, the last one and the breakdown
+    stay."""
+    settled = request.settled
+    settled.last = last_token(request) or settled.last if not request.spans else settled.last
+    settled.times, settled.batches = array("q"), array("I")
 
 
 def _keep(item: Pass, history: StepHistory, base: int) -> Pass:

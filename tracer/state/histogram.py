@@ -2,8 +2,8 @@
 
 Bucket *i* holds values from `FLOOR_NS`·γ^(i−1) to `FLOOR_NS`·γ^i with γ = 1.02 and stands for the geometric middle, so
 that a reported value is at most √1.02 − 1 = 0.995 % off. A window of samples would need sorting and is off by far
-more once it is too small for the rate. `WindowedTimer` keeps the last 10 s, 1 min and 10 min in rotating slots (what is older
-than the window is dropped a slot at a time, a tenth of the window or less) and everything since the start.
+more once it is too small for the rate. `WindowedTimer` keeps the last 10 s, 1 min and 10 min in rotating slots (what
+is older than the window is dropped a slot at a time, a tenth of the window or less) and everything since the start.
 """
 
 from __future__ import annotations
@@ -122,6 +122,11 @@ class WindowedTimer:
         row: Counts = ring[slot % number]
         return row
 
+    def all_counts(self) -> list[Counts]:
+        """Every vector of counts that is kept: since the start, then the slots of each window."""
+        self.flush()
+        return [self.total, *self._rings]
+
     def counts(self, now: int, window_s: float) -> Counts:
         """Bucket counts over the window nearest to `window_s` that ends at trace time `now`."""
         self.flush()
@@ -148,7 +153,7 @@ class WindowedTimer:
 
 
 def nearest_window(window_s: float) -> int:
-    """Index in `WINDOWS_S` of the window nearest to `window_s` seconds (by ratio); NaN and below zero mean the first."""
+    """Index in `WINDOWS_S` of the window nearest (by ratio) to `window_s` seconds; the first for NaN and below 0."""
     if not window_s > 0:
         return 0
     if window_s > 2 * WINDOWS_S[-2]:

@@ -57,7 +57,7 @@ def closed(request: Request) -> int | None:
     return last_token(request) if request.over is not None else None
 
 
-# --- latencies ----------------------------------------------------------------------------------------------------------
+# --- latencies ------------------------------------------------------------------------------------------------------
 
 
 def queue(request: Request) -> int | None:
@@ -123,7 +123,7 @@ def itl(times: array[int]) -> list[float]:
     return gaps
 
 
-# --- what no stage covers -----------------------------------------------------------------------------------------------
+# --- what no stage covers -------------------------------------------------------------------------------------------
 
 
 def covered(intervals: Iterable[tuple[int, int]], begin: int, end: int) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Final
 
-from tracer.state import latency
+from tracer.state import decode, latency
 from tracer.state.requests import Request
 
 LIVE_ROOM: Final = 20_000
@@ -25,7 +25,9 @@ _SHORT_ID: Final = 10
 _TEXT_BUDGET: Final = 64_000_000
 """Characters of prompt and output kept over all requests that are over; the oldest lose theirs first."""
 _TOKEN_BUDGET: Final = 4_000_000
-"""Token instants kept over all requests that are over, 12 bytes each; likewise."""
+"""Token instants kept over all requests that are over, 12 bytes each; likewise. Counts and sums stay."""
+_NAMES: Final = 64
+"""Ids that one request may have, and requests of one id that are considered for joining."""
 _PREFIXES: Final = ("chatcmpl-", "cmpl-", "request-", "req-", "req_")
 
 _order = attrgetter("order")
@@ -124,10 +126,10 @@ class RequestTable:
     def name(self, request: Request, name: str) -> Request:
         """Note that `request` is known as `name`, and join it with the one that already is. Returns the one that
         stands for both."""
-        if not name or name in request.names:
+        if not name or name in request.names or len(request.names) >= _NAMES:
             return request
         peers = self._by_name.setdefault(name, [])
-        for peer in peers:
+        for peer in peers[-_NAMES:]:
             if self._same(peer, request):
                 return self._merge(peer, request)
         peers.append(request)
@@ -283,8 +285,9 @@ class RequestTable:
             self._texts -= texts
             self._tokens -= tokens
             oldest.prompt_text, oldest.prompt_ids, oldest.output = None, b"", []
+            decode.forget_times(oldest)
 
-    # --- the order ------------------------------------------------------------------------------------------------------
+    # --- the order --------------------------------------------------------------------------------------------------
 
     def _insert(self, request: Request) -> None:
         if not self.order or self.order[-1].order < request.order:
@@ -313,7 +316,7 @@ def _over(request: Request, t: int) -> int | None:
     if request.lost:
         return t if request.over is None else request.over
     if request.fronted:
-        if request.closed is None or (request.engaged and request.finished is None):
+        if request.closed is None or request.awaited:
             return None
         return request.closed
     if request.closed is None and (request.finished is None or request.released is None):

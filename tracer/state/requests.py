@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tracer.events import Step
-from tracer.state.view import RequestView, StageView
+from tracer.state.view import RequestView
 
 if TYPE_CHECKING:
     from tracer.state.steps import Batch
 
 TEXT_ROOM: Final = 262_144
-"""Characters of prompt and of output kept for one request. What is beyond is not kept; `prompt_chars` tells the length."""
+"""Characters of prompt and of output kept for one request; `prompt_chars` and `output_chars` tell the whole length."""
+ABSENT_ROSTERS: Final = 2
+"""Complete rosters in a row that must leave a request out before it is taken as gone: one may cross its arrival."""
 HOLES_KEPT: Final = 256
 """Waiting stretches inside decode that are drawn for one request; further ones still count in the sums."""
 
@@ -63,6 +65,9 @@ class Settled:
     """What was copied out of the step history before it was dropped: instants and batch sizes of the request's first
     tokens, and the decode breakdown up to the last of them."""
 
+    count: int = 0
+    last: int = 0
+    """How many tokens, and the instant of the last one; `times` and `batches` may have been dropped since."""
     times: array[int] = field(default_factory=lambda: array("q"))
     batches: array[int] = field(default_factory=lambda: array("I"))
     parts: list[int] = field(default_factory=list)
@@ -177,8 +182,8 @@ class Request:
     # --- caches of the snapshot; not part of the state
     cached_view: RequestView | None = None
     cached_version: int = -1
-    cached_stages: tuple[StageView, ...] = ()
-    cached_stages_version: int = -1
+    front: Any = None
+    """`snapshot._Front` of a request that decodes."""
     search: str = ""
     search_version: int = -1
 
@@ -193,6 +198,11 @@ class Request:
         return self.received is not None and not self.offline
 
     @property
+    def awaited(self) -> bool:
+        """Whether its engine has yet to say that it is finished."""
+        return self.engaged and self.finished is None and self.absences < ABSENT_ROSTERS
+
+    @property
     def preempted(self) -> bool:
         """Whether it waits to be taken again after a preemption."""
         return bool(self.preemptions) and self.preemptions[-1].resumed is None
@@ -203,7 +213,7 @@ class Request:
         running = 0
         if self.open_since >= 0 and self.batch is not None:
             running = self.batch.history.last_index - self.open_since + 1
-        return len(self.settled.times) + self.produced + running
+        return self.settled.count + self.produced + running
 
     @property
     def output_tokens(self) -> int:
@@ -224,7 +234,7 @@ class Request:
     @property
     def ran(self) -> bool:
         """Whether the engine has worked on it."""
-        return bool(self.lookup is not None or self.passes or self.spans or self.open_since >= 0 or self.settled.times)
+        return bool(self.lookup is not None or self.passes or self.spans or self.open_since >= 0 or self.settled.count)
 
     @property
     def engaged(self) -> bool:

@@ -91,6 +91,8 @@ class StepHistory:
         self.steps: list[Step] = []
         self.tokens: array[int] = array("q")
         self.sizes: array[int] = array("I")
+        self.prefills: array[int] = array("I")
+        """Tokens of prompts (and of what preemptions lost) that a step ran."""
         self.index_of: dict[int, int] = {}
         """Index of a step number, for those still kept."""
         self._sums: list[Parts] = []
@@ -115,6 +117,7 @@ class StepHistory:
         self.steps.append(step)
         self.tokens.append(token)
         self.sizes.append(min(max(step.batch, 0), 0xFFFFFFFF))
+        self.prefills.append(0)
         index = self.base + len(self.steps) - 1
         self.index_of[step.n] = index
         return index
@@ -179,5 +182,5 @@ class StepHistory:
         for step in self.steps[:drop]:
             if self.index_of.get(step.n, base) < base:
                 del self.index_of[step.n]
-        del self.steps[:drop], self.tokens[:drop], self.sizes[:drop], self._sums[:drop]
+        del self.steps[:drop], self.tokens[:drop], self.sizes[:drop], self.prefills[:drop], self._sums[:drop]
         self.base = base

@@ -93,7 +93,10 @@ class Batch:
         produced = self.steady
         if produced and before is not None and contiguous:
             self._itl.add(token, token - before, produced)
+        prefill = 0
         for key, (request, scheduled, given) in odd.items():
+            if request.first_token is None or not given:
+                prefill += scheduled
             self._irregular(request, index, scheduled, given, contiguous)
             self.loose[key] = request
             produced += given
@@ -101,6 +104,7 @@ class Batch:
             for key in [key for key in self.loose if key not in odd]:
                 self._open(self.loose.pop(key), index, contiguous)
                 produced += 1
+        history.prefills[-1] = min(prefill, 0xFFFFFFFF)
         self.produced += produced
         self.last = step
         self.expected = step.n + 1
@@ -170,8 +174,15 @@ class Batch:
             self.doubtful[key] = request
         self.loose.clear()
 
-    def exchange(self, key: int, new: Request) -> None:
+    def stop(self) -> None:
+        """The source ended: nobody is a member any more."""
+        for request in self.members.values():
+            self._close(request)
+        self.members, self.loose, self.doubtful = {}, {}, {}
+
+    def exchange(self, key: int, old: Request, new: Request) -> None:
         """The request of `key` was joined with another: `new` stands for both from now on."""
+        self._unsettled.pop(old.serial, None)
         for table in (self.members, self.loose, self.doubtful):
             if key in table:
                 table[key] = new
@@ -297,9 +308,8 @@ class Batch:
             request.redo.append(Pass(index, scheduled, produced))
             if request.preemptions:
                 request.preemptions[-1].redone += scheduled
-        elif contiguous and not request.incomplete:
-            if request.last_given is not None:
-                self._itl.add(token, (token - request.last_given) / produced, produced)
+        elif contiguous and not request.incomplete and request.last_given is not None:
+            self._itl.add(token, (token - request.last_given) / produced, produced)
 
     def _close(self, request: Request, last: int | None = None) -> None:
         """End the open run, if there is one, with the step before the one at hand."""
@@ -327,13 +337,10 @@ class Batch:
             for span in decode.spans(request):
                 if span.last > index:
                     told -= (span.last - max(span.first, index + 1) + 1) * span.produced
-        if output == told + request.unseen:
-            return
-        if output < told:  # tokens given to the wrong request: keep what was seen, say so
+        if output != told + request.unseen:
+            # Fewer than steps told of: they were given to the wrong request. What was seen is kept, and marked.
+            request.unseen = max(0, output - told)
             request.incomplete = True
-            return
-        request.unseen = output - told
-        request.incomplete = True
 
     def _trim(self, base: int) -> None:
         history = self.history

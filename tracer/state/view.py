@@ -52,7 +52,8 @@ class Segment:
 @dataclass(frozen=True, slots=True)
 class StageView:
     """One row of the waterfall. `begin`, `end`: ns. `ms` duration so far; `wait_ms` the part of it spent waiting;
-    `share` of E2E, 0-1; `parts` named sub-spans in ms (for example hop and queue of stage 4, the breakdown of decode)."""
+    `share` of E2E, 0-1 (of the time so far in a `RequestDetail` of a live request, None in its row of a snapshot);
+    `parts` named sub-spans in ms (for example hop and queue of stage 4, the breakdown of decode)."""
 
     stage: Stage
     status: Status
@@ -267,4 +268,4 @@ class Snapshot:
     steps: Sequence[StepView] = ()
     """The most recent steps, oldest first."""
     kv_blocks: bytes = b""
-    """Block map of the first engine that traces block ids: one byte a block, 0 free, 1 cached, else 2 + request slot."""
+    """Block map of the first engine that traces block ids: a byte a block, 0 free, 1 cached, else 2 + request slot."""

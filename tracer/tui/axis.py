@@ -7,6 +7,7 @@ read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,13 +18,14 @@ from tracer.tui import figures
 SPANS: Final = tuple(
     int(seconds * NS_PER_S)
     for seconds in (
-        0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800,
-        3600, 7200, 14400, 43200, 86400, 604800,
+        0.001, 0.002, 0.004, 0.01, 0.02, 0.04, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.6, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 30,
+        40, 60, 80, 100, 120, 160, 200, 240, 300, 400, 600, 800, 1200, 1800, 2400, 3600, 7200, 14400, 43200, 86400,
+        604800,
     )
 )  # fmt: skip
-"""Lengths of a page in ns, one of which is always used: round, so that the marks on the axis are round too."""
+"""Lengths of a page in ns, one of which is always used."""
 
-SHORTEST_AUTO: Final = 5 * NS_PER_S
+SHORTEST: Final = 4 * NS_PER_S
 """The shortest page chosen without being asked: a shorter one would jump, and redraw everything, too often."""
 
 JUMP: Final = 4
@@ -43,23 +45,23 @@ class PageAxis:
 
     def __init__(self) -> None:
         self.begin = 0
-        self.span = SHORTEST_AUTO * 2
+        self.span = SHORTEST * 2
         self.version = 0
         self.zoom: int | None = None
         """Index into `SPANS` chosen by hand; None lets the page fit what is shown."""
 
-    def fit(self, earliest: int, latest: int) -> None:
+    def fit(self, earliest: int, latest: int, shortest: int = SHORTEST) -> None:
         """Move the page so that it holds `latest`, and choose its length so that it reaches back to `earliest`.
 
-        Grows as soon as it must, shrinks only when half the page would do, so that it does not flap.
+        Grows as soon as it must, shrinks only when little more than half of it would do, so that it does not flap.
         """
         span = self.span
         if self.zoom is not None:
             span = SPANS[self.zoom]
         else:
             reach = max(latest - earliest, 1)
-            if reach > self._history(span) or reach < self._history(span) // 3:
-                span = next((s for s in SPANS if s >= SHORTEST_AUTO and self._history(s) >= reach), SPANS[-1])
+            if reach > self._history(span) or reach < self._history(span) * 6 // 10 or span < shortest:
+                span = next((s for s in SPANS if s >= shortest and self._history(s) >= reach), SPANS[-1])
         jump = span // JUMP
         begin = latest // jump * jump - span + jump
         if span != self.span or not self.begin <= latest < self.begin + self.span:
@@ -133,26 +135,24 @@ def round_step(span_ms: float, width: int, spacing: int) -> float:
 def elastic_widths(durations: Sequence[float], width: int) -> list[int]:
     """Columns for consecutive intervals so that the shortest is seen and the longest still looks longest.
 
-    `durations` in ms. Each interval gets columns in proportion to log(1 + duration / 10 µs), at least one if it has
-    any length; the columns sum to `width` exactly. Used where 0.1 ms and 1,800 ms share a line.
+    `durations` in ms. Half of the columns go by log(1 + duration / 10 µs), half by duration; each interval of any
+    length gets at least one; they sum to `width` exactly. Used where 0.1 ms and 1,800 ms share a line.
     """
-    import math
-
-    weights = [math.log1p(max(0.0, d) / 0.01) for d in durations]
-    alive = [index for index, weight in enumerate(weights) if weight > 0]
-    columns = [0] * len(weights)
+    logs = [math.log1p(max(0.0, duration) / 0.01) for duration in durations]
+    alive = [index for index, weight in enumerate(logs) if weight > 0]
+    columns = [0] * len(logs)
     if not alive or width <= 0:
         return columns
-    if len(alive) >= width:
+    spare = width - len(alive)
+    if spare <= 0:
         for index in alive[:width]:
             columns[index] = 1
         return columns
-    total = sum(weights)
-    spare = width - len(alive)
-    exact = [weights[index] / total * width for index in alive]
-    for index, share in zip(alive, exact):
-        columns[index] = 1 + int(max(0.0, share - 1) * spare / max(1e-9, sum(max(0.0, e - 1) for e in exact)))
+    whole, whole_log = sum(durations[index] for index in alive), sum(logs)
+    exact = [(durations[index] / whole + logs[index] / whole_log) / 2 * spare for index in alive]
+    for index, share in zip(alive, exact, strict=True):
+        columns[index] = 1 + int(share)
     left = width - sum(columns)
-    for index in sorted(alive, key=lambda i: -weights[i])[:1]:
-        columns[index] += left
+    for index, _ in sorted(zip(alive, exact, strict=True), key=lambda pair: int(pair[1]) - pair[1])[:left]:
+        columns[index] += 1
     return columns

@@ -1,9 +1,9 @@
 """Bars of stages: stretches of time turned into cells.
 
-A bar is first painted into eighths of cells (whole cells where the terminal has no colours or no block glyphs), the
-longest stretch first, so that short ones stay visible on top of long ones and every edge stays where it is in time.
-Each cell can show two colours, split at an eighth: where more than two stages share one, the longest keeps its side
-and the rest shares the other.
+A bar is first painted into eighths of cells (whole cells where the terminal has no colours or no block glyphs), so that
+every edge stays where it is in time. Each cell can show two colours, split at an eighth: where more than two stages
+share one, the longest keeps its side and the rest shares the other. What is shorter than an eighth is not blown up,
+unless it is asked for or all there is.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Bars:
         self.grid = grid[: self.width].ljust(self.width)
         self.unit = 8 if look.fine else 1
         self.units = self.width * self.unit
+        self.shade = 0
 
     def draw(
         self,
@@ -48,11 +49,14 @@ class Bars:
         marks: Sequence[tuple[int, str]] = (),
         head: int | None = None,
         cut: bool = False,
+        shade: int = 0,
+        keep_short: bool = False,
     ) -> list[Segment]:
         """The bar as segments, exactly `width` cells.
 
         `back`: background of the row. `marks`: (column, glyph) laid over it, for preemptions. `head`: column of the
         running end, drawn as a glyph where a bar is made of whole cells. `cut`: the bar began before the page.
+        `shade`: which of the look's `bar_colours`. `keep_short`: give the shortest stretch an eighth too.
         """
         units = self.units
         if not units:
@@ -60,12 +64,18 @@ class Bars:
         look = self.look
         canvas = bytearray(units)
         unit = self.unit
-        for begin, end, code in sorted(stretches, key=_length, reverse=True):
-            begin = max(0, begin)
-            if begin >= units or end < 0:
-                continue
-            end = min(units, max(end, begin + 1))
-            canvas[begin:end] = bytes((code,)) * (end - begin)
+        last = None
+        for begin, end, code in stretches:
+            if keep_short:
+                end = max(end, begin + 1)
+            begin, end = max(0, begin), min(units, end)
+            if end > begin:
+                canvas[begin:end] = bytes((code,)) * (end - begin)
+            elif 0 <= begin < units:
+                last = (begin, code)
+        if last is not None and not canvas[last[0]]:
+            canvas[last[0]] = last[1]
+        self.shade = shade
         background = look.palette.back if back is None else back
         segments = self._whole(canvas, background) if unit == 1 else self._fine(bytes(canvas), background)
         overlays = list(marks)
@@ -95,9 +105,10 @@ class Bars:
         if code == UNATTRIBUTED:
             return Segment(look.glyphs.dot * (end - begin), look.style(look.palette.dim, back))
         stage = Stage(code & 15)
+        colours = look.bar_colours[self.shade]
         if code & WAIT:
-            return Segment(look.glyphs.wait * (end - begin), look.style(look.stage_colours[stage], back))
-        return Segment(look.fill(stage) * (end - begin), look.style(look.stage_colours[stage], back))
+            return Segment(look.glyphs.wait * (end - begin), look.style(colours[stage], back))
+        return Segment(look.fill(stage) * (end - begin), look.style(colours[stage], back))
 
     def _fine(self, data: bytes, back: str) -> list[Segment]:
         """Eighths of cells."""
@@ -119,7 +130,7 @@ class Bars:
     def _mixed(self, cell: bytes, back: str) -> Segment:
         """One cell that several stages share."""
         look = self.look
-        key = (cell, back)
+        key = (cell, back, self.shade)
         found = look.mixed.get(key)
         if found is None:
             left, right, split = _two_sides(cell)
@@ -136,7 +147,7 @@ class Bars:
             return self.look.palette.faint
         if code & WAIT:
             return self.look.wait_colours[code & 15]
-        return self.look.stage_colours[code]
+        return self.look.bar_colours[self.shade][code]
 
     def _overlay(self, segments: list[Segment], overlays: list[tuple[int, str]], back: str) -> list[Segment]:
         """Put single glyphs over a bar."""
@@ -160,10 +171,6 @@ class Bars:
         if text:
             merged.append(Segment(text, current))
         return merged
-
-
-def _length(stretch: Stretch) -> int:
-    return stretch.end - stretch.begin
 
 
 def _two_sides(cell: bytes) -> tuple[int, int, int]:

@@ -5,11 +5,15 @@ An app knows these protocols only, so that the same screens show any of them and
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Protocol, runtime_checkable
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
 
 from tracer import clock
-from tracer.events import Event, Header
+from tracer.bus import Bus
+from tracer.clock import NS_PER_MS
+from tracer.events import SourceGone
+from tracer.intake import Delivery
 from tracer.state.trace_state import TraceState
 
 
@@ -58,12 +62,49 @@ class Traffic(Protocol):
         """Send one prompt; the id under which its request will appear."""
 
 
-class _Delivery(Protocol):
-    source: str
-    header: Header | None
-    events: Iterable[Event]
+LAG = 150 * NS_PER_MS
+"""A publisher's drain and the bus's window for putting sources in order."""
+CHUNK = 2_000
+"""Events applied before the screen gets a turn: some 10 ms. The snapshot that a late viewer gets can be far longer."""
 
 
-@runtime_checkable
-class _Bus(Protocol):
-    def subscribe(self) -> AsyncIterator[_Delivery]: ...
+class LiveFeed:
+    """Feeds a state from a bus: engines of this host, as they run now."""
+
+    def __init__(self, bus: Bus, state: TraceState | None = None) -> None:
+        self.bus = bus
+        self.state = state if state is not None else TraceState()
+        self.status = "connecting…"
+
+    def now(self) -> int:
+        """The host's monotonic clock, which is that of its engines, less what an event takes to get here: a bar that
+        ran ahead of the events would have to be taken back at its end."""
+        return max(self.state.now, clock.now() - LAG)
+
+    async def run(self) -> None:
+        """Take deliveries until every source has ended."""
+        subscription = self.bus.subscribe()
+        gone: set[str] = set()
+        present: set[str] = set()
+        try:
+            async for delivery in subscription:
+                self.take(delivery)
+                present.add(delivery.source)
+                gone.discard(delivery.source)
+                if delivery.events and isinstance(delivery.events[-1], SourceGone):
+                    gone.add(delivery.source)
+                self.status = "ended" if present and gone == present else "● LIVE"
+                for begin in range(0, len(delivery.events), CHUNK):
+                    for event in delivery.events[begin : begin + CHUNK]:
+                        self.state.apply(delivery.source, event)
+                    if begin + CHUNK < len(delivery.events):
+                        await asyncio.sleep(0)
+        finally:
+            await subscription.aclose()
+        self.status = "ended"
+
+    def take(self, delivery: Delivery) -> None:
+        """Make the source known and count what could not be understood."""
+        if delivery.header is not None:
+            self.state.add_source(delivery.header)
+        self.state.unknown += delivery.unknown

@@ -5,6 +5,7 @@ Each column is a stretch of time; the widget keeps what it has seen, because a s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 KEPT: Final = 600
@@ -47,11 +48,25 @@ class History:
         return [self._columns.get(index) for index in range(end - width, end)]
 
 
-def spark(values: list[float | None], rises: str, top: float | None = None) -> str:
-    """One character a value, its height in proportion to `top` (the largest value if not given)."""
-    known = [value for value in values if value is not None]
-    most = top if top is not None else max(known, default=0.0)
-    last = len(rises) - 1
-    return "".join(
-        " " if value is None or most <= 0 else rises[max(1, min(last, round(value / most * last)))] for value in values
-    )
+def plot(values: Sequence[float | None], rises: str, rows: int, top: float) -> list[str]:
+    """Values as columns of `rows` rows of glyphs, the first row on top; `top` is a full column. None is left empty."""
+    steps = len(rises) - 1
+    units = [
+        0 if value is None else max(1, round(min(value, top) / top * rows * steps)) if top > 0 else 1 for value in values
+    ]
+    return [
+        "".join(rises[max(0, min(steps, unit - row * steps))] for unit in units) for row in range(rows - 1, -1, -1)
+    ]
+
+
+def nice_top(value: float) -> float:
+    """The next of 1, 2, 5 × 10ⁿ at or above a value, so that a scale changes rarely."""
+    if value <= 0:
+        return 1.0
+    step = 0.001
+    while step < value:
+        for factor in (2.0, 2.5, 2.0):
+            step *= factor
+            if step >= value:
+                break
+    return step

@@ -15,7 +15,7 @@ from tracer.state.view import RequestView
 
 Key = tuple[str, int]
 
-SORTS: Final = ("received", "e2e", "ttft", "queue", "prefill", "prompt", "output")
+SORTS: Final = ("received", "e2e", "ttft", "itl", "queue", "prompt", "output", "phase")
 """Orders of the list. The first one shows the newest request last; the others the largest first."""
 
 

@@ -15,12 +15,16 @@ class Panel(Canvas):
     """
 
     can_focus = True
+    pad = 0
+    """Cells left free on either side where there is no edge."""
 
     def __init__(self, look: Look, *, id: str | None = None, edge: bool = False, first: bool = False) -> None:
         super().__init__(look, id=id)
         self.add_class("tile")
         self.edge = edge
         self.first = first
+        self.titled = True
+        """Whether the title row is drawn; a line of tabs can stand in for it."""
 
     def title(self) -> str:
         """Heading, ours or cleaned."""
@@ -60,16 +64,22 @@ class Panel(Canvas):
         """Title and body, with the edge in front of each row."""
         if height < 1 or width < 1:
             return []
-        inner = width - 2 if self.edge else width
-        rows = [self.head(width)]
-        body = self.body(max(0, inner), height - 1) if inner > 0 and height > 1 else []
-        if not self.edge:
-            return rows + body
-        edge = [Segment(self.look.glyphs.vertical, self.look.faint), Segment(" ", self.look.text)]
-        for row in body[: height - 1]:
-            rows.append([*edge, *row])
+        look = self.look
+        rows: list[Row] = [self.head(width)] if self.titled else []
+        room = height - len(rows)
+        margin = Segment(" ", look.text)
+        if self.edge:
+            left, right = [Segment(look.glyphs.vertical, look.faint), margin], [margin]
+        else:
+            left, right = [margin] * self.pad, [margin] * self.pad
+        inner = width - len(left) - len(right)
+        if inner < 1:
+            filler = ([*left, *right] + [margin] * width)[:width]
+            return rows + [filler] * room
+        body = self.body(inner, room)[:room] if room > 0 else []
+        rows.extend([*left, *row, *right] for row in body)
         while len(rows) < height:
-            rows.append([*edge, *blank(inner, self.look.text)] if inner > 0 else edge[:width])
+            rows.append([*left, *blank(inner, look.text), *right])
         return rows
 
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
 from rich.color import Color
 from rich.segment import Segment
 from rich.style import Style
+from textual.theme import BUILTIN_THEMES
 from textual.theme import Theme as TextualTheme
 
 from tracer.stages import Group, Stage, info
@@ -75,22 +76,26 @@ class Glyphs:
     bullet: str
     tick: str
     line: str
+    half: str
     track: str
+    newline: str
 
 
 UNICODE: Final = Glyphs(
     eighths=" ▏▎▍▌▋▊▉█", rises=" ▁▂▃▄▅▆▇█",
     fill={Group.FRONT_END: "▌", Group.PREFILL: "▓", Group.FIRST_BYTE: "▐", Group.DECODE: "█", Group.TEARDOWN: "▪"},
     wait="░", head="▶", preempted="×", cut="◂", grid="┊", select="▌", horizontal="─", vertical="│", tee_down="┬",
-    tee_right="├", tee_up="┴", dot="·", ring="○", arrow="→", ellipsis="…", up="▲", down="▼", live_block="▓",
-    cached_block="▒", free_block="·", times="×", warning="▲", pause="‖", bullet="●", tick="╵", line="━", track="━",
+    tee_right="├", tee_up="┴", dot="·", ring="○", arrow="→", ellipsis="…", up="▲", down="▼", live_block="■",
+    cached_block="□", free_block="·", times="×", warning="▲", pause="‖", bullet="●", tick="╵", line="━", half="╸",
+    track="─", newline="↵",
 )  # fmt: skip
 ASCII: Final = Glyphs(
     eighths="    #####", rises=" __..--##",
     fill={Group.FRONT_END: "|", Group.PREFILL: "#", Group.FIRST_BYTE: "!", Group.DECODE: "=", Group.TEARDOWN: "+"},
     wait=".", head=">", preempted="x", cut="<", grid=":", select=">", horizontal="-", vertical="|", tee_down="+",
     tee_right="+", tee_up="+", dot="-", ring="o", arrow=">", ellipsis="~", up="^", down="v", live_block="#",
-    cached_block="+", free_block=".", times="x", warning="!", pause="=", bullet="*", tick="'", line="=", track="-",
+    cached_block="+", free_block=".", times="x", warning="!", pause="=", bullet="*", tick="'", line="=", half="=",
+    track="-", newline="",
 )  # fmt: skip
 
 
@@ -142,6 +147,10 @@ MONO: Final = Palette(
 PALETTES: Final = {palette.name: palette for palette in (DARK, LIGHT, ANSI16, MONO)}
 
 
+BAR_OPACITY: Final = (1.0, 0.88, 0.68, 0.58)
+"""How much of its colour a bar keeps: live in two shades, finished in two shades."""
+
+
 def blend(colour: str, over: str, share: float) -> str:
     """`colour` laid over another with opacity `share`, both ``#rrggbb``."""
     mixed = (
@@ -161,7 +170,7 @@ class Look:
         self.glyphs = glyphs
         self.fine = palette.depth == 24 and glyphs is UNICODE
         """Whether bars may use eighths of cells and two colours in one cell."""
-        self.mixed: dict[tuple[bytes, str], Segment] = {}
+        self.mixed: dict[tuple[bytes, str, int], Segment] = {}
         """Cells that several stages share, as `tracer.tui.bar` has drawn them so far."""
         self._styles: dict[tuple[str, str, str], Style] = {}
         p = palette
@@ -179,6 +188,8 @@ class Look:
         self.panel = self.style(p.text, p.panel)
         self.key = self.style(p.accent, p.panel, "bold")
         self.key_text = self.style(p.dim, p.panel)
+        self.key_on = self.style(p.text, p.panel, "bold reverse" if mono else "bold underline")
+        self.tab_on = self.style(p.accent, p.selected or p.back, "bold reverse" if not p.selected else "bold")
         self.error_banner = self.style(p.on_banner, p.bad_back, "bold reverse" if mono else "bold")
         self.warn_banner = (
             self.style(p.text, p.warn_back, "bold") if p.warn_back else self.style(p.warn, flags="bold reverse")
@@ -213,6 +224,16 @@ class Look:
         return (self.palette.faint, *self.palette.stages)
 
     @cached_property
+    def bar_colours(self) -> tuple[tuple[str, ...], ...]:
+        """Like `stage_colours`, for bars in a list: of live requests (0, 1) and, quieter, of finished ones (2, 3). Two
+        shades each, so that bars above each other do not run together."""
+        if self.palette.depth < 24:
+            return (self.stage_colours,) * 4
+        return tuple(
+            tuple(blend(colour, self.palette.back, share) for colour in self.stage_colours) for share in BAR_OPACITY
+        )
+
+    @cached_property
     def wait_colours(self) -> tuple[str, ...]:
         """Like `stage_colours`, for the solid form of waiting: what light shade looks like from afar."""
         if self.palette.depth < 24:
@@ -231,28 +252,28 @@ class Look:
 def textual_theme(palette: Palette) -> TextualTheme:
     """The same colours for the stock widgets: command palette, input line, toasts."""
     p = palette
-    plain = p.depth < 24
+    if p.depth < 24:
+        return replace(BUILTIN_THEMES["ansi-dark"], name=p.name)
     return TextualTheme(
         name=p.name,
-        primary="ansi_blue" if plain else p.stages[Stage.DECODE - 1],
-        secondary="ansi_cyan" if plain else p.accent,
-        accent="ansi_cyan" if plain else p.accent,
-        foreground="ansi_default" if plain else p.text,
-        background="ansi_default" if plain else p.back,
-        surface="ansi_default" if plain else p.panel,
-        panel="ansi_default" if plain else p.panel,
-        success="ansi_green" if plain else p.good,
-        warning="ansi_yellow" if plain else p.warn,
-        error="ansi_red" if plain else p.bad,
+        primary=p.stages[Stage.DECODE - 1],
+        secondary=p.accent,
+        accent=p.accent,
+        foreground=p.text,
+        background=p.back,
+        surface=p.panel,
+        panel=p.panel,
+        success=p.good,
+        warning=p.warn,
+        error=p.bad,
         dark=p.dark,
-        ansi=plain,
     )
 
 
 def encodable(encoding: str | None) -> bool:
     """Whether an output of this encoding can show the Unicode glyphs."""
     try:
-        "█▏▁░▶×─│┊→…●".encode(encoding or "ascii")
+        "█▏▁░▶×─│┊→…●■□↵".encode(encoding or "ascii")
     except (LookupError, UnicodeEncodeError):
         return False
     return True

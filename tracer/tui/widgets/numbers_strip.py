@@ -43,15 +43,18 @@ class NumbersStrip(Canvas):
         names, values = Line(width).put(" ", look.text), Line(width).put(" ", look.text)
         for label, key in TIMERS:
             quantiles = timers.get(key, Quantiles())
-            names.put(f"{label} ms".ljust(cells + 3)[: cells + 3], look.accent)
-            names.put("p95".rjust(cells - 3), look.dim).put("p99".rjust(cells), look.dim).put("   ", look.dim)
-            for value, style in ((quantiles.p50, look.bold), (quantiles.p95, look.text), (quantiles.p99, look.text)):
-                values.put(_short_ms(value).rjust(cells), style)
-            values.put("   ", look.text)
+            first = max(cells, len(label) + 4)
+            names.put(f"{label} ms".ljust(first), look.accent)
+            names.put("p95".ljust(cells), look.dim).put("p99".ljust(cells + 1), look.dim)
+            values.put(_short_ms(quantiles.p50).ljust(first), look.bold)
+            values.put(_short_ms(quantiles.p95).ljust(cells), look.text)
+            values.put(_short_ms(quantiles.p99).ljust(cells + 1), look.text)
         room = max(0, width - names.used - 1)
-        slot = min(14, max(6, room // max(1, len(gauges))))
-        for name, value, _ in gauges:
-            names.put(name.ljust(slot)[:slot], look.accent)
+        long = room >= sum(len(name) + 2 for name, _, _ in gauges)
+        spare = max(0, room - sum(len(name) + 2 for name, _, _ in gauges)) // len(gauges) if long else 0
+        for name, value, short in gauges:
+            slot = len(name) + 2 + min(4, spare) if long else max(6, len(value) + 1 if "/" in value else 0)
+            names.put((name if long else short).ljust(slot)[:slot], look.accent)
             values.put(value.ljust(slot)[:slot], look.bold)
         return [names.end(look.text), values.end(look.text)]
 

@@ -17,7 +17,7 @@ from tracer.stages import STAGES, Group, Stage
 from tracer.state.view import Phase, RequestView, Snapshot
 from tracer.text import cell_width, clean
 from tracer.tui import figures
-from tracer.tui.axis import PageAxis, Tick
+from tracer.tui.axis import SHORTEST, PageAxis, Tick
 from tracer.tui.bar import UNATTRIBUTED, WAIT, Bars, Stretch
 from tracer.tui.canvas import Line, Row, blank
 from tracer.tui.listing import Listing
@@ -57,7 +57,9 @@ class Columns:
             sizes = {"id": max(0, min(8, width - 1)), "prompt": 0, "hit": 0, "out": 0, "phase": 0, "ms": 0}
         at = 1  # the selection marker
         places: dict[str, tuple[int, int]] = {}
-        for name in ("id", "prompt", "hit", "out", "phase"):
+        for name in ("id", "prompt", "out", "hit", "phase"):
+            if name == "out" and sizes["prompt"]:
+                at += 1  # the arrow between prompt and output
             places[name] = (at, sizes[name])
             at += sizes[name] + (1 if sizes[name] else 0)
         ms = sizes["ms"]
@@ -115,7 +117,7 @@ class Waterfall(Panel):
             latest = max(snapshot.now if view.closed is None else view.closed for view in rows)
             begins = sorted(view.received for view in rows)
             # Old stragglers must not squeeze everyone else: their bars begin before the page, with a mark.
-            self.axis.fit(begins[len(begins) // 8], latest)
+            self.axis.fit(begins[len(begins) // 8], latest, SHORTEST if len(rows) > 30 else SHORTEST // 2)
         self.repaint()
 
     # --- drawing
@@ -190,7 +192,7 @@ class Waterfall(Panel):
 
     def _column_names(self, width: int, columns: Columns, ticks: list[Tick]) -> Row:
         look, listing = self.look, self.listing
-        names = {"id": "id", "prompt": "prompt", "hit": "hit", "out": "out", "phase": "phase", "ms": "ms"}
+        names = {"id": "id", "prompt": "prompt", "out": "out", "hit": "hit", "phase": "phase", "ms": "ms"}
         line = Line(width)
         for name, label in names.items():
             at, cells = getattr(columns, name)
@@ -234,13 +236,13 @@ class Waterfall(Panel):
         if columns.prompt[1]:
             line.fill_to(columns.prompt[0], base)
             line.put(figures.count(view.prompt_tokens).rjust(columns.prompt[1])[-columns.prompt[1] :], base)
+        if columns.out[1]:
+            line.fill_to(columns.out[0] - 2, base)
+            line.put(f" {look.glyphs.arrow}" if columns.prompt[1] else "  ", dim)
+            line.put(figures.count(view.output_tokens).rjust(columns.out[1])[-columns.out[1] :], base)
         if columns.hit[1]:
             line.fill_to(columns.hit[0], base)
             line.put(_hit(view).rjust(columns.hit[1]), on(look.good))
-        if columns.out[1]:
-            line.fill_to(columns.out[0] - 1, base)
-            line.put(look.glyphs.arrow if columns.prompt[1] else " ", dim)
-            line.put(figures.count(view.output_tokens).rjust(columns.out[1])[-columns.out[1] :], base)
         if columns.phase[1]:
             text, style = phase_text(view, look)
             line.fill_to(columns.phase[0], base).put_text(text, on(style), columns.phase[1])
@@ -259,19 +261,22 @@ class Waterfall(Panel):
         begin, span, units = self.axis.begin, self.axis.span, bars.units
         end = now if view.closed is None else view.closed
         stretches = [Stretch((view.received - begin) * units // span, (end - begin) * units // span, UNATTRIBUTED)]
-        marks: list[tuple[int, str]] = []
-        computed = False
-        for stage, first, last, waiting in (
-            (segment.stage, segment.begin, segment.end, segment.waiting) for segment in view.segments
-        ):
-            stop = end if last is None else last
-            code = int(stage) | WAIT if waiting else int(stage)
-            stretches.append(Stretch((first - begin) * units // span, (stop - begin) * units // span, code))
-            if stage is Stage.ADMISSION and computed:
-                marks.append((self.axis.column(first, bars.width), self.look.glyphs.preempted))
-            computed = computed or stage is Stage.PREFILL or stage is Stage.DECODE
+        waits: list[tuple[int, int]] = []
+        for segment in view.segments:
+            stop = end if segment.end is None else segment.end
+            code = int(segment.stage)
+            if segment.waiting:
+                code |= WAIT
+                if view.preemptions and segment.stage in (Stage.PREFILL, Stage.DECODE):
+                    waits.append((segment.begin - stop, segment.begin))
+            stretches.append(Stretch((segment.begin - begin) * units // span, (stop - begin) * units // span, code))
+        # Every preemption is followed by a wait, and by far longer ones than the gaps between chunks.
+        marks = [
+            (self.axis.column(t, bars.width), self.look.glyphs.preempted) for _, t in sorted(waits)[: view.preemptions]
+        ]
         head = self.axis.column(end, bars.width) if view.closed is None else None
-        return bars.draw(stretches, back, marks=marks, head=head, cut=view.received < begin)
+        shade = (0 if view.closed is None else 2) + (view.key[1] & 1)
+        return bars.draw(stretches, back, marks=marks, head=head, cut=view.received < begin, shade=shade)
 
     def _nothing_yet(self, width: int, height: int) -> list[Row]:
         """What stands in place of the bars: what the program is doing, and the stages that will be seen."""

@@ -1,0 +1,167 @@
+"""The command under the tracer: started, signalled, and ended with all that it started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import python, runs, wait_until
+from tracer.child import Child, ChildError
+
+
+def quiet(_: str) -> None:
+    """Takes what the child has to say."""
+
+
+async def start(command: list[str], log: Path, folder: Path | None = None) -> Child:
+    return await Child.start(command, os.environ, log, folder)
+
+
+async def number_in(file: Path) -> int:
+    """The number that a child writes into a file."""
+    deadline = time.monotonic() + 30
+    while not (file.is_file() and file.read_text().endswith("\n")):
+        assert time.monotonic() < deadline, f"nothing in {file}"
+        await asyncio.sleep(0.02)
+    return int(file.read_text())
+
+
+async def test_exit_code_is_the_command_s(tmp_path: Path) -> None:
+    child = await start(python("raise SystemExit(7)"), tmp_path / "log")
+    assert await child.wait() == 7
+    assert child.exit_code == 7
+
+
+async def test_a_command_ended_by_a_signal_exits_as_a_shell_says(tmp_path: Path) -> None:
+    child = await start(python("import os; os.abort()"), tmp_path / "log")
+    assert await child.wait() == 128 + signal.SIGABRT
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "reason"),
+    [
+        (["no-such-program-here"], 127, "cannot run no-such-program-here: no such file or directory"),
+        (["/etc/passwd"], 126, "cannot run /etc/passwd: permission denied"),
+        (["/"], 126, "cannot run /: permission denied"),
+    ],
+)
+async def test_a_command_that_cannot_be_run_is_told_in_one_line(
+    tmp_path: Path, command: list[str], code: int, reason: str
+) -> None:
+    with pytest.raises(ChildError) as failure:
+        await start(command, tmp_path / "log")
+    assert (failure.value.code, str(failure.value)) == (code, reason)
+
+
+async def test_output_goes_into_the_log_and_stdin_is_empty(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code = "import sys; print('out'); sys.stderr.write('err\\n'); print(repr(sys.stdin.read()))"
+    child = await start(python(code), log)
+    assert await child.wait() == 0
+    assert sorted(log.read_text().splitlines()) == ["''", "err", "out"]
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+async def test_what_the_command_left_running_is_ended_too(tmp_path: Path) -> None:
+    """A plain grandchild and a daemon that went into a session of its own."""
+    plain, daemon = tmp_path / "plain", tmp_path / "daemon"
+    script = f"sleep 600 & echo $! > {plain}; setsid sh -c 'echo $$ > {daemon}; exec sleep 600' & sleep 0.3; exit 3"
+    child = await start(["sh", "-c", script], tmp_path / "log")
+    pids = [await number_in(plain), await number_in(daemon)]
+    assert await child.wait() == 3
+    assert [runs(pid) for pid in pids] == [False, False]
+
+
+async def test_a_left_over_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    script = f"(trap '' TERM; exec sh -c 'trap \"\" TERM; echo $$ > {left}; while :; do sleep 1; done') & sleep 0.3"
+    child = await start(["sh", "-c", script], tmp_path / "log")
+    pid = await number_in(left)
+    assert await child.wait() == 0
+    assert not runs(pid)
+
+
+async def test_stop_begins_with_the_given_signal(tmp_path: Path) -> None:
+    code = "import signal, sys, time\nsignal.signal(signal.SIGHUP, lambda *_: sys.exit(9))\nprint('up', flush=True)\n" \
+           "time.sleep(600)"  # fmt: skip
+    log = tmp_path / "log"
+    child = await start(python(code), log)
+    while log.read_text() != "up\n":
+        await asyncio.sleep(0.02)
+    said: list[str] = []
+    assert await child.stop(signal.SIGHUP, said.append) == 9
+    assert said == []
+
+
+async def test_stop_escalates_and_says_so(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    child = await start(["sh", "-c", "trap '' INT TERM; echo up; while :; do sleep 0.1; done"], log)
+    while log.read_text() != "up\n":
+        await asyncio.sleep(0.02)
+    said: list[str] = []
+    assert await child.stop(signal.SIGINT, said.append, grace=0.3) == 128 + signal.SIGKILL
+    assert said == [
+        "sh did not end on SIGINT within 0.3 s: sending SIGTERM",
+        "sh did not end on SIGTERM within 0.3 s: sending SIGKILL",
+    ]
+
+
+async def test_hurry_cuts_the_grace_short(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    child = await start(["sh", "-c", "trap '' INT; echo up; while :; do sleep 0.1; done"], log)
+    while log.read_text() != "up\n":
+        await asyncio.sleep(0.02)
+    said: list[str] = []
+    stopping = asyncio.create_task(child.stop(signal.SIGINT, said.append, grace=600))
+    await asyncio.sleep(0.1)
+    child.hurry()
+    assert await stopping == 128 + signal.SIGTERM
+    assert said == ["sh did not end on SIGINT: sending SIGTERM"]
+
+
+def test_the_command_and_its_folder_go_when_the_tracer_is_killed(tmp_path: Path) -> None:
+    """SIGKILL leaves the tracer no chance to tidy up."""
+    folder, pids = tmp_path / "run", tmp_path / "pids"
+    folder.mkdir()
+    (folder / "1-00000000.sock").touch()
+    script = f"setsid sleep 600 & echo $$ $! > {pids}; trap '' INT; wait"
+    code = (
+        "import asyncio, os, pathlib, sys\nfrom tracer.child import Child\nasync def main():\n"
+        f"    child = await Child.start(['sh', '-c', {script!r}], os.environ, pathlib.Path({str(tmp_path / 'log')!r}),"
+        f" pathlib.Path({str(folder)!r}))\n    await child.wait()\nasyncio.run(main())"
+    )
+    supervisor = subprocess.Popen(python(code))
+    wait_until(lambda: pids.is_file() and pids.read_text().endswith("\n"), "the command to start")
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert all(runs(pid) for pid in started)
+    supervisor.kill()
+    supervisor.wait()
+    wait_until(lambda: not any(runs(pid) for pid in started), "the command to end")
+    wait_until(lambda: not folder.exists(), "the folder to go")
+
+
+async def test_a_stopped_tracer_does_not_hold_up_the_command(tmp_path: Path) -> None:
+    """Megabytes of output while nobody reads: a pipe would be full after 64 kB."""
+    log = tmp_path / "log"
+    child = await start(python("import sys\nfor _ in range(2000): sys.stdout.write('x' * 1999 + '\\n')"), log)
+    # The event loop does nothing until the command has ended: as good as a SIGSTOP.
+    wait_until(lambda: not runs(child.pid), "the command to end")
+    assert log.stat().st_size == 4_000_000
+    assert await child.wait() == 0
+
+
+async def test_starting_costs_little(tmp_path: Path) -> None:
+    """The guardian is a bare interpreter: well under the start of any engine."""
+    best = float("inf")
+    for _ in range(5):
+        begin = time.monotonic()
+        child = await start(["true"], tmp_path / "log")
+        await child.wait()
+        best = min(best, time.monotonic() - begin)
+    assert best < 0.5

@@ -1,0 +1,69 @@
+"""What the tracer says while it works."""
+
+from __future__ import annotations
+
+import io
+
+from tracer.voice import Voice
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_written_over_on_a_terminal() -> None:
+    stream = Terminal()
+    voice = Voice(stream)
+    voice.say("fetching 10 %", passing=True)
+    voice.say("fetching 90 %", passing=True)
+    voice.say("done")
+    assert stream.getvalue() == (
+        "tracer: fetching 10 %\x1b[K\r\x1b[Ktracer: fetching 90 %\x1b[K\r\x1b[Ktracer: done\n"
+    )
+
+
+def test_progress_in_a_file_is_a_line_now_and_then_without_escapes() -> None:
+    stream = io.StringIO()
+    voice = Voice(stream)
+    for share in range(100):
+        voice.say(f"fetching {share} %", passing=True)
+    voice.say("done")
+    assert stream.getvalue() == "tracer: fetching 0 %\ntracer: done\n"
+
+
+def test_an_engine_s_line_cannot_steer_the_terminal() -> None:
+    stream = Terminal()
+    Voice(stream).line("\x1b]52;c;aGk=\x07 \x9b2J red\x1b[31m \u202eevil")
+    assert not any(bad in stream.getvalue() for bad in "\x1b\x07\x9b\u202e")
+    assert stream.getvalue() == "\\x1b]52;c;aGk=\\x07 \\x9b2J red\\x1b[31m \\u202eevil\n"
+
+
+def test_nothing_is_written_while_a_screen_is_shown() -> None:
+    stream = Terminal()
+    voice = Voice(stream)
+    told: list[tuple[str, bool]] = []
+    voice.on_screen = lambda text, passing: told.append((text, passing))
+    voice.say("loading", passing=True)
+    voice.say("serving")
+    voice.line("engine output")
+    assert stream.getvalue() == ""
+    assert told == [("loading", True), ("serving", False)]
+
+
+def test_a_stream_that_cannot_hold_a_character_gets_its_number() -> None:
+    raw = io.BytesIO()
+    voice = Voice(io.TextIOWrapper(raw, encoding="ascii", write_through=True))
+    voice.say("loading … 模型")
+    assert raw.getvalue() == b"tracer: loading \\u2026 \\u6a21\\u578b\n"
+
+
+def test_a_stream_that_is_closed_ends_nothing() -> None:
+    stream = io.StringIO()
+    voice = Voice(stream)
+    stream.close()
+    voice.say("nobody hears this")
+    voice.line("nor this")
+    assert stream.closed

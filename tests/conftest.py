@@ -1,0 +1,19 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def model_dir() -> Path:
+    """The folder of the embedded model: real weights, fetched and converted the first time (half a minute)."""
+    done = subprocess.run(
+        [sys.executable, "-m", "engine_hooks.model"], capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())

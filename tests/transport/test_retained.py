@@ -1,0 +1,231 @@
+"""What a late viewer is told: everything that is still true, and no more than fits."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tracer.clock import NS_PER_S
+from tracer.events import (
+    Begin,
+    Closed,
+    Coverage,
+    Engine,
+    EngineStatus,
+    Event,
+    Finished,
+    Heartbeat,
+    HookFault,
+    Output,
+    Preempted,
+    Prompt,
+    Queued,
+    Received,
+    Released,
+    Roster,
+    Scheduled,
+    Sent,
+    Step,
+    StepDevice,
+)
+from tracer.retained import HALF_OVER, HUNG_UP, LINGER, Retained
+
+S = NS_PER_S
+
+
+def told(retained: Retained, kind: type[Event]) -> list[Event]:
+    """What the snapshot holds of one kind."""
+    return [event for event in retained.snapshot() if type(event) is kind]
+
+
+def keys(retained: Retained) -> set[int]:
+    """Requests that the snapshot speaks of."""
+    return {event.key for event in retained.snapshot() if isinstance(event, (Received, Queued))}
+
+
+def test_the_last_word_on_each_fact_is_kept() -> None:
+    retained = Retained()
+    facts: list[Event] = [
+        Engine(1, "old"), Engine(2, "new"), EngineStatus(3, "loading"), EngineStatus(4, "ready"),
+        Coverage(5, 6, "measured", "a.b"), Coverage(6, 7, "unavailable", "c.d", "why"),
+        Coverage(7, 6, "unavailable", "a.b", "graph"), HookFault(8, "a.b", "x", 1), HookFault(9, "a.b", "x", 2, True),
+        Heartbeat(10), Heartbeat(11),
+    ]  # fmt: skip
+    retained.observe(facts, 12)
+    assert retained.snapshot() == [facts[1], facts[3], facts[5], facts[6], facts[8], facts[10]]
+
+
+def test_a_live_request_is_told_from_its_beginning() -> None:
+    retained = Retained()
+    request: list[Event] = [
+        Received(1, 7, "r7"), Begin(2, 7, 2), Prompt(3, 7, "text", 4, b"\x01\0\0\0", 1), Queued(4, 7, "r7", 1),
+        Scheduled(6, 7, 5), Output(8, 7, 0, "he"), Output(9, 7, 2, "llo"), Sent(10, 7, 2, 20),
+    ]  # fmt: skip
+    retained.observe([*request[:-1], Sent(8, 7, 1, 10)], 10)
+    retained.observe(request[-1:], 3600 * S)
+    assert retained.snapshot() == request
+
+
+def test_a_request_is_forgotten_a_little_after_its_end() -> None:
+    retained = Retained()
+    retained.observe([Received(0, 1, "a"), Queued(1, 1, "a"), Finished(2, 1, "stop"), Released(3, 1)], 4)
+    retained.observe([Closed(5, 1, 200)], 6)
+    assert keys(retained) == {1}
+    retained.observe([], 5 + LINGER)
+    assert retained.snapshot() == []
+    retained.observe([Sent(6, 1, 1, 1), Output(6, 1, 0, "x"), Released(6, 1), Finished(6, 1, "stop")], 6 + LINGER)
+    assert retained.snapshot() == []
+
+
+def test_a_process_that_never_sees_the_front_end_forgets_at_the_finish() -> None:
+    retained = Retained()
+    retained.observe([Queued(0, 1, "a"), Scheduled(1, 1, 0), Finished(2, 1, "stop"), Released(3, 1)], 4)
+    retained.observe([], LINGER + 2)
+    assert keys(retained) == set()
+
+
+def test_a_request_whose_end_was_lost_does_not_haunt_the_screen_for_ever() -> None:
+    retained = Retained()
+    retained.observe([Received(0, 1, "a"), Queued(0, 1, "a"), Finished(0, 1, "stop")], 0)
+    retained.observe([Received(0, 2, "b"), Queued(0, 2, "b"), Closed(0, 2, -1, -1, True)], 0)
+    retained.observe([], HALF_OVER - 1)
+    assert keys(retained) == {1, 2}
+    retained.observe([], HALF_OVER)
+    assert keys(retained) == {2}
+    retained.observe([], HUNG_UP)
+    assert keys(retained) == set()
+
+
+def test_a_client_that_hung_up_is_told_while_the_engine_goes_on() -> None:
+    retained = Retained()
+    retained.observe([Received(0, 1, "a"), Queued(0, 1, "a"), Closed(1, 1, 200, 0, True)], 2)
+    retained.observe([], 60 * S)
+    assert keys(retained) == {1}
+    retained.observe([Finished(60 * S, 1, "stop")], 60 * S)
+    retained.observe([], 60 * S + LINGER)
+    assert keys(retained) == set()
+
+
+def test_steps_are_kept_since_the_oldest_live_request_came() -> None:
+    retained = Retained()
+    for n in range(10):
+        if n == 4:
+            retained.observe([Queued(n * 100 + 50, 1, "a")], 0)
+        retained.observe([Step(n * 100 + 1, n), StepDevice(n * 100 + 2, n), Roster(n * 100 + 3, n)], 0)
+    steps = [event.n for event in told(retained, Step) if isinstance(event, Step)]
+    rosters = [event.n for event in told(retained, Roster) if isinstance(event, Roster)]
+    assert steps == [5, 6, 7, 8, 9] and rosters[0] == 4
+    retained.observe([Finished(1000, 1, "stop")], 1000)
+    retained.observe([Step(2000, 10), Roster(2001, 10), Step(2002, 11)], 10 * S)
+    retained.observe([Roster(2003, 11)], 10 * S)
+    assert [event for event in retained.snapshot() if isinstance(event, (Step, Roster))] == [Roster(2003, 11)]
+
+
+def test_a_roster_stands_before_the_steps_that_build_on_it() -> None:
+    retained = Retained()
+    retained.observe([Queued(0, 1, "a"), Step(10, 1), Step(20, 2, end=15), Roster(30, 1), Step(40, 3)], 50)
+    order = [(type(event).__name__, event.n) for event in retained.snapshot() if isinstance(event, (Step, Roster))]
+    assert order == [("Step", 1), ("Roster", 1), ("Step", 2), ("Step", 3)]
+
+
+def test_steps_are_bounded_and_what_is_left_hangs_together() -> None:
+    retained = Retained(max_steps=25)
+    retained.observe([Queued(0, 1, "a")], 0)
+    for n in range(100):
+        retained.observe([Step(n * 10 + 1, n)], 0)
+        if n % 10 == 9:
+            retained.observe([Roster(n * 10 + 5, n)], 0)
+    line = [event for event in retained.snapshot() if isinstance(event, (Step, Roster))]
+    assert isinstance(line[0], Roster)
+    numbers = [event.n for event in line if isinstance(event, Step)]
+    assert numbers == list(range(line[0].n + 1, 100)) and 10 <= len(numbers) <= 25
+
+
+def test_a_roster_with_a_hole_after_it_is_not_told() -> None:
+    retained = Retained(max_steps=5)
+    retained.observe([Queued(0, 1, "a"), Step(1, 1), Roster(2, 1), *(Step(3 + n, n) for n in range(2, 12))], 20)
+    assert told(retained, Roster) == []
+    assert [event.n for event in retained.snapshot() if isinstance(event, Step)] == [7, 8, 9, 10, 11]
+
+
+def test_rosters_of_an_engine_that_stands_still_do_not_pile_up() -> None:
+    retained = Retained()
+    retained.observe([Queued(0, 1, "a"), Step(1, 1)], 1)
+    for second in range(1000):
+        retained.observe([Roster(second * S + 2, 1, b"\0" * 24)], second * S)
+    assert told(retained, Roster) == [Roster(999 * S + 2, 1, b"\0" * 24)]
+
+
+def test_too_many_live_requests_push_out_the_first_and_are_counted() -> None:
+    retained = Retained(max_requests=10, max_events=1000)
+    retained.observe([Queued(t, t, str(t)) for t in range(25)], 30)
+    assert keys(retained) == set(range(15, 25))
+    assert retained.forgotten == 15
+
+
+def test_too_many_events_push_out_the_first_requests() -> None:
+    retained = Retained(max_events=100)
+    retained.observe([Queued(0, 1, "a")], 0)
+    retained.observe([Queued(1, 2, "b"), *(Preempted(t, 2, "recompute") for t in range(2, 99))], 100)
+    assert keys(retained) == {1, 2}
+    retained.observe([Preempted(99, 2, "recompute"), Preempted(100, 2, "recompute")], 100)
+    assert keys(retained) == {2}
+
+
+def test_output_of_one_request_is_bounded_and_keeps_its_end() -> None:
+    retained = Retained(max_output=100)
+    retained.observe([Queued(0, 1, "a")], 0)
+    for index in range(50):
+        retained.observe([Output(index, 1, index * 10, "0123456789")], index)
+    pieces = [event for event in retained.snapshot() if isinstance(event, Output)]
+    assert [piece.offset for piece in pieces] == list(range(400, 500, 10))
+
+
+def test_text_of_all_requests_is_bounded_and_goes_from_the_oldest() -> None:
+    retained = Retained(max_text=1000, max_output=1000)
+    for key in range(20):
+        retained.observe([Queued(key, key, str(key)), Prompt(key, key, "x" * 50, 50, b"", 9)], key)
+        retained.observe([Output(key, key, 0, "y" * 50)], key)
+    size = sum(len(event.text) for event in retained.snapshot() if isinstance(event, (Prompt, Output)))
+    assert size <= 1000
+    prompts = [event for event in retained.snapshot() if isinstance(event, Prompt)]
+    assert len(prompts) == 20 and prompts[0] == Prompt(0, 0, "", 50, b"", 9) and prompts[-1].text == "x" * 50
+    assert retained.texts_dropped > 0
+
+
+_request_events = st.one_of(
+    st.builds(Received, st.just(0), st.integers(0, 5), st.just("r")),
+    st.builds(Queued, st.just(0), st.integers(0, 5), st.just("r")),
+    st.builds(Scheduled, st.just(0), st.integers(0, 5), st.just(0)),
+    st.builds(Preempted, st.just(0), st.integers(0, 5), st.just("recompute")),
+    st.builds(Finished, st.just(0), st.integers(0, 5), st.just("stop")),
+    st.builds(Released, st.just(0), st.integers(0, 5)),
+    st.builds(Closed, st.just(0), st.integers(0, 5)),
+    st.builds(Sent, st.just(0), st.integers(0, 5), st.just(1), st.just(1)),
+    st.builds(Output, st.just(0), st.integers(0, 5), st.just(0), st.text(max_size=8)),
+    st.builds(Prompt, st.just(0), st.integers(0, 5), st.text(max_size=8)),
+    st.builds(Step, st.just(0), st.integers(0, 9), joined=st.binary(max_size=40)),
+    st.builds(StepDevice, st.just(0), st.integers(0, 9)),
+    st.builds(Roster, st.just(0), st.integers(0, 9), st.binary(max_size=40)),
+)
+
+
+@given(st.lists(st.tuples(_request_events, st.integers(0, 20 * S)), max_size=60))
+def test_bounds_hold_whatever_happens(history: list[tuple[Event, int]]) -> None:
+    retained = Retained(
+        max_requests=3, max_events=10, max_text=20, max_output=10, max_steps=6, max_step_bytes=1000
+    )
+    t = 0
+    for event, later in history:
+        t += later
+        event.t = t
+        retained.observe([event], t)
+        snapshot = retained.snapshot()
+        assert [one.t for one in snapshot if not isinstance(one, Roster)] == sorted(
+            one.t for one in snapshot if not isinstance(one, Roster)
+        )
+        lives = {one.key for one in snapshot if hasattr(one, "key")}
+        steps = [one for one in snapshot if isinstance(one, (Step, StepDevice))]
+        text = sum(len(one.text) for one in snapshot if isinstance(one, (Output, Prompt)))
+        assert len(lives) <= 3 and len(steps) <= 6 and text <= 20
+        assert sum(120 + len(one.joined) for one in steps if isinstance(one, Step)) <= 1000

@@ -1,0 +1,329 @@
+"""The command line: arguments in, one function a command, exit codes out.
+
+Exit codes: 0 done, 2 wrong usage or bad input with a one-line reason, 128 + n when signal n ended us; `run` exits like
+the command that it ran. Whatever a command needs is imported when it is called: `tracer --help` stays quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from tracer import __version__
+
+if TYPE_CHECKING:
+    from tracer.run import Job
+    from tracer.state.trace_state import TraceState
+    from tracer.state.view import Snapshot
+    from tracer.targets import Target
+
+
+ENGINES = ("transformers",)
+"""What `tracer demo` can start: the keys of `engine_hooks.demo.LAUNCHERS`, here so that --help need not load them."""
+
+
+class UsageError(Exception):
+    """Wrong usage or bad input: one line, exit 2."""
+
+
+# --- commands ------------------------------------------------------------------------------------------------------
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Run an embedded model under real traffic and watch it."""
+    from engine_hooks.demo import Demo
+
+    job = Demo(options.engine, options.model, options.rate, options.seed, stopwatch=options.stopwatch)
+    return _run(job, options, traffic=job.traffic, mode="demo")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run an unmodified command with the hooks on and watch it."""
+    from tracer.run import Command
+
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise UsageError("no command given; for example: tracer run -- vllm serve MODEL")
+    return _run(Command(command), options, traffic=None, mode="live")
+
+
+def attach(options: argparse.Namespace) -> int:
+    """Join engines that run with the hooks on."""
+    import asyncio
+
+    from tracer.screen import show_live
+    from tracer.targets import choose, find_targets, table
+
+    targets = find_targets()
+    if not targets:
+        raise UsageError("nothing runs with the hooks on; start an engine with: tracer run -- CMD …")
+    if options.list:
+        _print("\n".join(asyncio.run(table(targets))))
+        return 0
+    target = choose(targets, options.target) if options.target else _only(targets)
+    if not _has_screen():
+        raise UsageError(f"no terminal to show {target.name} in; print it once with: tracer show {target.name}")
+    return show_live(target.sources(), target.name)
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print what an engine does, once."""
+    import asyncio
+
+    from tracer.follow import watch_for
+    from tracer.targets import LOOK_S, choose, find_targets
+
+    target = choose(find_targets(), options.target)
+    state = asyncio.run(watch_for(target.sources(), LOOK_S))
+    if not state.sources:
+        raise UsageError(f"{options.target} did not tell anything within {LOOK_S:g} s")
+    if options.request is not None:
+        _print_request(state, options.request, options.json)
+    else:
+        _print_summary(state.snapshot(), options.json)
+    return 0
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Say what is hooked, what is not and why, versions and sockets."""
+    from tracer.doctor import report
+
+    _print("\n".join(report()))
+    return 0
+
+
+# --- runs ----------------------------------------------------------------------------------------------------------
+
+
+def _run(job: Job, options: argparse.Namespace, *, traffic: Any, mode: str) -> int:
+    """Run a job, with or without a screen."""
+    from engine_hooks.inject import environment
+    from tracer.run import Run, RunError
+    from tracer.voice import Voice
+
+    voice = Voice()
+    headless = options.headless or options.json or options.seconds is not None
+    if not headless and not _has_screen():
+        voice.say("no terminal here: running as with --headless")
+        headless = True
+    try:
+        this = Run(job, environment, voice.say, log=options.log, on_line=voice.line if headless else None)
+    except OSError as error:
+        raise UsageError(f"cannot begin a run: {error}") from error
+    try:
+        if headless:
+            return _headless(this, options)
+        from tracer.screen import show_run
+
+        return show_run(this, voice, traffic=traffic, mode=mode)
+    except RunError as error:
+        for line in () if headless else this.tail():
+            voice.line(line)
+        voice.say(str(error))
+        return error.code
+    finally:
+        this.close()
+
+
+def _headless(this: Any, options: argparse.Namespace) -> int:
+    import asyncio
+
+    from tracer.headless import attend
+
+    outcome = asyncio.run(attend(this, options.seconds))
+    if not this.traced:
+        this.say(this.untraced)
+    facts = {"name": this.name, "command": this.job.title, "exit_code": outcome.exit_code,
+             "seconds": round(this.seconds, 3), "log": this.log.path}  # fmt: skip
+    _print_summary(outcome.snapshot, options.json, {"run": facts, **this.job.extra()})
+    return outcome.exit_code
+
+
+# --- choosing and printing -------------------------------------------------------------------------------------------
+
+
+def _only(targets: Sequence[Target]) -> Target:
+    """The single target, or the one that the user picks. Raises UsageError where nobody can be asked."""
+    import asyncio
+
+    from tracer.targets import choose, table
+
+    if len(targets) == 1:
+        return targets[0]
+    lines = asyncio.run(table(targets))
+    print("\n".join(lines), file=sys.stderr)
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError("several engines run: name one, for example: tracer attach " + targets[0].name)
+    print("which one? ", end="", file=sys.stderr, flush=True)
+    return choose(targets, sys.stdin.readline().strip())
+
+
+def _print_summary(snapshot: Snapshot, as_json: bool, extra: dict[str, object] | None = None) -> None:
+    """The state in JSON, or as text that fits the terminal."""
+    import shutil
+
+    if as_json:
+        import msgspec
+
+        from tracer.export import jsondoc
+
+        _print(msgspec.json.format(msgspec.json.encode(jsondoc.document(snapshot, extra=extra)), indent=2).decode())
+        return
+    from tracer.export import text
+
+    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
+    _print(text.report(snapshot, width=width, unicode=_unicode()))
+
+
+def _print_request(state: TraceState, wanted: str, as_json: bool) -> None:
+    raise UsageError("not yet")
+
+
+def _print(text: str) -> None:
+    """Print on stdout whatever its encoding can hold."""
+    encoding = sys.stdout.encoding or "ascii"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+
+
+def _unicode() -> bool:
+    """Whether stdout can hold the glyphs of bars."""
+    try:
+        "▏█░…·".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _has_screen() -> bool:
+    """Whether there is a terminal that can be drawn on."""
+    return sys.stdin.isatty() and sys.stderr.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+# --- arguments -----------------------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e7:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1000:
+        raise argparse.ArgumentTypeError(f"{text!r} is no rate between 0 and 1000 a second")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="tracer",
+        description="A live stopwatch on every stage of every request in an LLM engine.",
+        epilog="examples:\n"
+        "  tracer demo                                     a real model, real traffic, nothing to set up\n"
+        "  tracer run -- transformers serve MODEL --continuous-batching\n"
+        "  tracer attach                                   join what runs with the hooks on\n"
+        "  tracer show 4711 --json                         print it once, for a program",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"tracer {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="name")
+
+    def command(name: str, call: Callable[[argparse.Namespace], int], examples: str) -> argparse.ArgumentParser:
+        summary = (call.__doc__ or "").strip().splitlines()[0]
+        added = commands.add_parser(
+            name, help=summary[0].lower() + summary[1:].rstrip("."), description=summary,
+            epilog="examples:\n" + examples, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+        )  # fmt: skip
+        added.set_defaults(call=call)
+        return added
+
+    def headless(added: argparse.ArgumentParser) -> None:
+        add = added.add_argument
+        add("--headless", action="store_true", help="no screen: the engine's output on stderr, a summary in the end")
+        add("--seconds", type=_seconds, metavar="N", help="end after N seconds of service (implies --headless)")
+        add("--json", action="store_true", help="the summary as JSON on stdout (implies --headless)")
+        add("--log", type=Path, metavar="FILE", help="append the engine's output to FILE, not to one in the log folder")
+
+    one = command("demo", demo,
+        "  tracer demo\n"
+        "  tracer demo --rate 2 --seed 7\n"
+        "  tracer demo --model ./my-model\n"
+        "  tracer demo --headless --seconds 30 --json > demo.json")  # fmt: skip
+    one.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="which engine to start")
+    one.add_argument("--model", metavar="FOLDER|ID", help="which model (default: a 135M chat model, fetched once)")
+    one.add_argument("--rate", type=_rate, default=0.5, metavar="R", help="arrivals a second (default 0.5)")
+    one.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the traffic (default 0)")
+    one.add_argument("--stopwatch", type=Path, metavar="FILE", help="write what each client measured, a JSON line each")
+    headless(one)
+
+    one = command("run", run,
+        "  tracer run -- vllm serve MODEL\n"
+        "  tracer run -- transformers serve MODEL --continuous-batching\n"
+        "  tracer run --headless --seconds 60 --json -- python app.py")  # fmt: skip
+    headless(one)
+    one.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD …", help="the command, as you would type it")
+
+    one = command("attach", attach,
+        "  tracer attach                 the only one, or a choice\n"
+        "  tracer attach 4711            by pid\n"
+        "  tracer attach --list")  # fmt: skip
+    one.add_argument("target", nargs="?", metavar="NAME|PID", help="which one, as --list names it")
+    one.add_argument("--list", action="store_true", help="print what can be joined and leave")
+
+    one = command("show", show,
+        "  tracer show 4711\n"
+        "  tracer show 4711 --json | jq .requests\n"
+        "  tracer show 4711 --request chat-12.1")  # fmt: skip
+    one.add_argument("target", metavar="TARGET", help="a pid, a name as in tracer attach --list, or a socket")
+    one.add_argument("--json", action="store_true", help="as JSON")
+    one.add_argument("--request", metavar="ID", help="one request closely")
+
+    command("doctor", doctor, "  tracer doctor")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code. Raises SystemExit alone; with ``TRACER_DEBUG=1`` errors keep their traceback."""
+    options = _parser().parse_args(arguments)
+    if options.name is None:
+        _parser().print_help()
+        return 2
+    try:
+        code = int(options.call(options))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader of our output has gone; what is left in the buffer must not be tried again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        from tracer.text import clean
+
+        if os.environ.get("TRACER_DEBUG") == "1":
+            raise
+        reason = " ".join(clean(str(error), keep_newlines=True).split()) or type(error).__name__
+        known = isinstance(error, (UsageError, OSError)) or type(error).__name__ == "TargetError"
+        print(f"tracer {options.name}: {reason if known else f'{type(error).__name__}: {reason}'}", file=sys.stderr)
+        return 2 if known else 1

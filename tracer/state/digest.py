@@ -1,0 +1,60 @@
+"""A hash of the whole state: what proves that a replay gives what was seen live."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from array import array
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from tracer.state.requests import Pass, Request, Settled
+
+if TYPE_CHECKING:
+    from tracer.state.trace_state import TraceState
+
+_NOT_STATE: Final = frozenset({
+    "version", "batch", "cached_view", "cached_version", "front", "search", "search_version",
+})  # fmt: skip
+_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Request) if field.name not in _NOT_STATE)
+
+
+def of(state: TraceState) -> str:
+    """Hex digest over everything that events told: requests, steps, gauges, timers, losses. Caches are not in it."""
+    digest = hashlib.blake2b(digest_size=16)
+
+    def add(*values: Any) -> None:
+        digest.update(repr(values).encode("utf-8", "backslashreplace"))
+
+    add(state.now, state.began, state.unknown, state.received_total)
+    for request in state.requests.order:
+        add(*(_plain(getattr(request, name)) for name in _FIELDS))
+    add(state.requests.finished_total, state.requests.dropped_incomplete, list(state.requests.live))
+    for name, source in sorted(state.sources.items()):
+        batch, history = source.batch, source.batch.history
+        add(name, source.header, source.engine, source.status, source.reason, source.gone, source.missing)
+        add(sorted(source.coverage.items()), sorted(source.faults.items()), source.beat, source.beat_before)
+        add(source.preempted, source.evicted, source.blocks.bytes(None), batch.count, batch.produced, batch.expected)
+        add([(key, request.serial) for key, request in sorted(batch.members.items())], sorted(batch.doubtful))
+        add(history.base, bytes(history.tokens), bytes(history.sizes), bytes(history.prefills))
+        for step in history.steps:
+            digest.update(msgspec.msgpack.encode(step))
+    for counts in state.timers.all_counts():
+        digest.update(counts.tobytes())
+    for log in (state.received, state.scheduled, state.produced):
+        add(log.entries())
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """A field of a request as something whose repr tells it all."""
+    if isinstance(value, array):
+        return value.tobytes()
+    if isinstance(value, Settled):
+        return [_plain(getattr(value, field.name)) for field in dataclasses.fields(Settled)]
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, Pass):
+        return (value.step if isinstance(value.step, int) else value.step.n, value.scheduled, value.produced)
+    return value

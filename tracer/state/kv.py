@@ -1,0 +1,112 @@
+"""The KV cache of one engine: gauges, and which request holds which block where block ids are traced."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from tracer.events import unpack_u32
+from tracer.state.requests import Request
+
+FREE: Final = 0
+CACHED: Final = 1
+FIRST_SLOT: Final = 2
+"""A block that a request holds is shown as `FIRST_SLOT` + the request's slot."""
+SLOTS: Final = 256 - FIRST_SLOT
+BLOCKS_SHOWN: Final = 1 << 20
+"""Block ids from here on are not shown: no cache has as many, a hostile event might name one."""
+
+
+class BlockMap:
+    """One byte for each block of the pool, as `Snapshot.kv_blocks` shows it.
+
+    Told by `Step.block_ids` (assigned), `Released` (given back: the first `cached` of a request's blocks stay in the
+    prefix cache, in order of the prompt, the others are free) and `Evicted` (the longest cached go first: the
+    engine says how many, not which).
+    """
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+        self._holders: dict[int, int] = {}
+        """Requests that hold a block, for blocks held by any: the prefix cache shares them."""
+        self._held: dict[int, list[int]] = {}
+        """Block ids of a request, by its serial."""
+        self._slots: dict[int, int] = {}
+        self._free_slots = list(range(SLOTS - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
+        """Blocks in the prefix cache that no request holds, longest first."""
+
+    @property
+    def traced(self) -> bool:
+        """Whether the engine tells block ids."""
+        return bool(self._bytes)
+
+    def held(self, request: Request) -> tuple[int, ...]:
+        """Block ids that a request holds, in order of its tokens."""
+        return tuple(self._held.get(request.serial, ()))
+
+    def assign(self, request: Request, blocks: list[int]) -> None:
+        """`request` was given `blocks`."""
+        held = self._held.setdefault(request.serial, [])
+        slot = self._slots.get(request.serial)
+        if slot is None:
+            # With more requests than slots, several share one: the map tells blocks in use, not every owner.
+            slot = self._free_slots.pop() if self._free_slots else request.serial % SLOTS
+            self._slots[request.serial] = slot
+        for block in blocks:
+            if block >= BLOCKS_SHOWN:
+                continue
+            if block >= len(self._bytes):
+                self._bytes.extend(bytes(block + 1 - len(self._bytes)))
+            self._bytes[block] = FIRST_SLOT + slot
+            self._holders[block] = self._holders.get(block, 0) + 1
+            self._cached.pop(block, None)
+            held.append(block)
+
+    def release(self, request: Request, cached: int) -> None:
+        """`request` gave its blocks back; `cached` of them stay for reuse (-1: not known, taken as none)."""
+        for place, block in enumerate(self._held.pop(request.serial, ())):
+            left = self._holders.get(block, 1) - 1
+            if left > 0:
+                self._holders[block] = left
+                continue
+            self._holders.pop(block, None)
+            if place < cached:
+                self._bytes[block] = CACHED
+                self._cached[block] = None
+            else:
+                self._bytes[block] = FREE
+        slot = self._slots.pop(request.serial, None)
+        if slot is not None and slot not in self._slots.values():
+            self._free_slots.append(slot)
+
+    def exchange(self, old: Request, new: Request) -> None:
+        """`old` was joined with `new`."""
+        if old.serial in self._held:
+            self._held.setdefault(new.serial, []).extend(self._held.pop(old.serial))
+        if old.serial in self._slots:
+            self._slots.setdefault(new.serial, self._slots.pop(old.serial))
+
+    def evict(self, blocks: int) -> None:
+        """`blocks` cached blocks were dropped from the prefix cache."""
+        for _ in range(min(max(blocks, 0), len(self._cached))):
+            block, _none = self._cached.popitem(last=False)
+            self._bytes[block] = FREE
+
+    def bytes(self, num_blocks: int | None) -> bytes:
+        """The map, padded with free blocks up to the size of the pool when that is known."""
+        missing = min(num_blocks or 0, BLOCKS_SHOWN) - len(self._bytes)
+        return bytes(self._bytes) + bytes(max(0, missing))
+
+
+def block_runs(data: bytes) -> list[tuple[int, list[int]]]:
+    """`Step.block_ids` as (key, block ids) pairs. A run that claims more ids than there are is cut."""
+    values = unpack_u32(data)
+    runs: list[tuple[int, list[int]]] = []
+    at = 0
+    while at + 1 < len(values):
+        key, count = values[at], values[at + 1]
+        ids = values[at + 2 : at + 2 + count]
+        runs.append((key, ids.tolist()))
+        at += 2 + len(ids) if len(ids) == count else len(values)
+    return runs

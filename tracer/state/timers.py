@@ -1,0 +1,73 @@
+"""The six latencies that are watched over windows: queue, prefill, TTFT, ITL, TPOT and E2E.
+
+Each request is counted once in each, as soon as the latency is known (`latency` says what it is); ITL is counted by the
+batch, one sample a token, where the tokens are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+from tracer.state import latency
+from tracer.state.histogram import Counts, WindowedTimer
+from tracer.state.requests import Request
+from tracer.state.view import Quantiles
+
+TIMERS: Final = ("queue", "prefill", "ttft", "itl", "tpot", "e2e")
+
+
+class _Figure(NamedTuple):
+    bit: int
+    """In `Request.counted`."""
+    name: str
+    value: Callable[[Request], float | None]
+    instant: Callable[[Request], int | None]
+    """When it was known: the window that it falls into."""
+    final: bool
+    """Whether it is only known once the request is over."""
+
+
+_FIGURES: Final = (
+    _Figure(1, "queue", latency.queue, attrgetter("lookup"), False),
+    _Figure(2, "prefill", latency.prefill, attrgetter("first_token"), False),
+    _Figure(4, "ttft", latency.ttft, lambda r: r.first_token if r.offline else r.stream_end, False),
+    _Figure(8, "tpot", latency.tpot, latency.last_token, True),
+    _Figure(16, "e2e", latency.e2e, latency.closed, True),
+)
+_ALL: Final = sum(figure.bit for figure in _FIGURES)
+
+
+class Timers:
+    """A `WindowedTimer` for each latency."""
+
+    def __init__(self) -> None:
+        self._timers = {name: WindowedTimer() for name in TIMERS}
+
+    @property
+    def itl(self) -> WindowedTimer:
+        """Inter-token latency, to which the batches add."""
+        return self._timers["itl"]
+
+    def count(self, request: Request) -> None:
+        """Count the latencies of the request that have become known."""
+        counted = request.counted
+        if counted == _ALL:
+            return
+        for bit, name, figure, instant, final in _FIGURES:
+            if counted & bit or (final and request.over is None):
+                continue
+            value = figure(request)
+            if value is not None:
+                self._timers[name].add(instant(request) or 0, value)
+                counted |= bit
+        request.counted = counted
+
+    def quantiles(self, now: int, window_s: float) -> dict[str, Quantiles]:
+        """Each latency over the window nearest to `window_s` that ends at `now` (ns)."""
+        return {name: timer.quantiles(now, window_s) for name, timer in self._timers.items()}
+
+    def all_counts(self) -> list[Counts]:
+        """Everything that is kept, in a fixed order."""
+        return [counts for timer in self._timers.values() for counts in timer.all_counts()]

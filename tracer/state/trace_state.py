@@ -1,0 +1,393 @@
+"""The fold: events in, state out.
+
+`TraceState.apply` takes one event of one source. It reads no clock and does no I/O, so that the same events give the
+same state wherever they come from, and it never raises: an event that makes no sense is counted as unknown. Events may
+come late, twice, for requests never heard of, or not at all; what is lost is marked, not guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from tracer.clock import NS_PER_S
+from tracer.events import (
+    Alias,
+    Begin,
+    Closed,
+    Coverage,
+    End,
+    Engine,
+    EngineStatus,
+    Event,
+    Evicted,
+    Finished,
+    Gap,
+    Header,
+    Heartbeat,
+    HookFault,
+    Output,
+    Preempted,
+    Prompt,
+    Queued,
+    Received,
+    Released,
+    Roster,
+    Scheduled,
+    Sent,
+    SourceGone,
+    Step,
+    StepDevice,
+    unpack_u32,
+)
+from tracer.stages import Stage
+from tracer.state import digest, milestones, overview
+from tracer.state.kv import block_runs
+from tracer.state.rates import RateLog
+from tracer.state.request_table import RequestTable
+from tracer.state.requests import ABSENT_ROSTERS, Request
+from tracer.state.snapshot import Listing, detail_of, view_of
+from tracer.state.source import Source
+from tracer.state.steps import Batch
+from tracer.state.timers import Timers
+from tracer.state.view import RequestDetail, Snapshot
+
+_END_OF_TIME: Final = 1 << 62
+"""An event beyond it (146 years of uptime) is no event of ours."""
+_LONGEST_STEP_NS: Final = 1 << 43
+"""Nor is a step that lasts longer (over two hours)."""
+_RELEASE_GRACE_NS: Final = 5 * NS_PER_S
+"""An offline request whose blocks' release is not told this long after its last token is taken as over: not every
+engine tells it."""
+_FORGOTTEN_ROSTERS: Final = 30
+"""Likewise, before a request whose response was not closed is given up: a slow client may still be reading."""
+_RANKS: Final = {"measured": 0, "estimated": 1, "unavailable": 2}
+
+_REQUEST_EVENTS: Final = (
+    Received, Begin, End, Alias, Prompt, Queued, Scheduled, Preempted, Finished, Released, Sent, Output, Closed,
+)  # fmt: skip
+_BEGINNERS: Final = frozenset({Received, Begin, Alias, Prompt, Queued, Scheduled, Preempted})
+"""Events that make a request known. One that only ends something makes none: it would never end."""
+_FRONT_END: Final = frozenset({Stage.RECEIVE, Stage.TEMPLATE, Stage.TOKENISE})
+
+
+class TraceState:
+    """Everything known of a trace. `keep_finished` requests that are over are kept (oldest dropped first, totals stay);
+    `keep_steps` steps an engine are kept for histories."""
+
+    def __init__(self, *, keep_finished: int = 2000, keep_steps: int = 4096) -> None:
+        self.now = 0
+        self.began = 0
+        self.unknown = 0
+        """Events that made no sense."""
+        self.sources: dict[str, Source] = {}
+        self.requests = RequestTable(keep_finished, self._related, self._exchanged, self._forgotten)
+        self.timers = Timers()
+        self.received = RateLog(1)
+        self.scheduled = RateLog(2)
+        """Prompt tokens, and those of them that were cached."""
+        self.produced = RateLog(1)
+        self.received_total = 0
+        self._keep_steps = keep_steps
+        self._listing = Listing(self.requests)
+        self._coverage: dict[tuple[str, ...], Mapping[int, Coverage]] = {}
+        self._handlers: dict[type[Event], Callable[[Source, Any], None]] = {
+            Engine: Source.describe,
+            Coverage: self._cover,
+            EngineStatus: Source.change_status,
+            Heartbeat: self._heartbeat,
+            HookFault: Source.fault,
+            Step: self._step,
+            StepDevice: self._step_device,
+            Roster: self._roster,
+            Evicted: self._evict,
+            Gap: self._gap,
+            SourceGone: self._source_gone,
+        }
+        for kind in _REQUEST_EVENTS:
+            self._handlers[kind] = self._request_event
+
+    # --- what is fed in ---------------------------------------------------------------------------------------------
+
+    def add_source(self, header: Header) -> None:
+        """A process announces itself; one that was gone is back."""
+        source = self._source(header.source)
+        source.header = header
+        source.gone = None
+
+    def apply(self, source: str, event: Event) -> None:
+        """Take in one event that `source` emitted, or that the reader of its stream adds. Never raises."""
+        try:
+            t = event.t
+            if not 0 <= t < _END_OF_TIME:
+                raise ValueError("no such time")
+            if t > self.now:
+                self.now = t
+            if not self.began or t < self.began:
+                self.began = t
+            self._handlers[type(event)](self.sources.get(source) or self._source(source), event)
+        except Exception:  # whatever a peer or a damaged file makes up must not end the viewer
+            self.unknown += 1
+
+    # --- what is read -----------------------------------------------------------------------------------------------
+
+    def snapshot(
+        self,
+        *,
+        now: int | None = None,
+        window_s: float = 60.0,
+        sort: str = "received",
+        reverse: bool = False,
+        text: str = "",
+        limit: int | None = None,
+        offset: int = 0,
+        live_only: bool = False,
+        engine: str | None = None,
+    ) -> Snapshot:
+        """The state at `now` (ns; the viewer's clock, so that bars grow between events; default: the latest event).
+
+        `window_s` is what figures are taken over; timers take the nearest of 10 s, 1 min, 10 min and all. `sort` is one
+        of received, ttft, e2e, itl, queue, prompt, output, phase. `text` keeps requests whose id, route, tenant,
+        finish reason or phase contains it, in any case. `engine` keeps those that this source has a part in.
+        `Snapshot.total` counts the requests that match, before `offset` and `limit`.
+        """
+        at = self.now if now is None else max(now, self.began)
+        chosen, total = self._listing.choose(at, sort, reverse, text, limit, offset, live_only, engine)
+        views = tuple([view_of(request, at, self._coverage_of) for request in chosen])
+        return overview.snapshot(self, at, window_s, views, total)
+
+    def detail(self, request_id: str, *, now: int | None = None) -> RequestDetail | None:
+        """One request by `RequestView.id`, or by its full or client's id. None when it is not kept."""
+        request = self.requests.find(request_id)
+        if request is None:
+            return None
+        source = self.sources.get(request.engine)
+        at = self.now if now is None else max(now, self.began)
+        return detail_of(request, at, self._coverage_of, source.blocks if source else None)
+
+    def request_ids(self) -> list[str]:
+        """Ids of the requests that are kept, in order of receipt."""
+        return [request.id for request in self.requests.order]
+
+    def digest(self) -> str:
+        """Hash of the whole state: equal after the same events, whatever was read in between."""
+        return digest.of(self)
+
+    # --- events of one request --------------------------------------------------------------------------------------
+
+    def _request_event(self, source: Source, event: Any) -> None:
+        if source.gone is not None:
+            return  # it was given up; what still trickles in starts nothing
+        table = self.requests
+        if type(event) in _BEGINNERS or (type(event) is End and event.stage in _FRONT_END):
+            request = table.obtain(source.name, event.key, event.t)
+        else:
+            known = table.get(source.name, event.key)
+            if known is None:
+                return  # over and forgotten, or never begun: nothing is made up for it
+            request = known
+        request.version += 1
+        if request.lost and all(self.sources[name].gone is None for name, _ in request.keys):
+            request.lost = False
+        request = self._tell(source, request, event)
+        self._settle(request, event.t)
+
+    def _tell(self, source: Source, request: Request, event: Any) -> Request:
+        """Write the event into the record. Returns the record, another one if it turned out to be known already."""
+        match event:
+            case Received():
+                if request.received is None:
+                    self.requests.place(request, event.t)
+                    self.received.add(event.t, 1)
+                    self.received_total += 1
+                milestones.received(request, event)
+                return self.requests.name(request, event.rid)
+            case Queued():
+                milestones.queued(request, event, source.name)
+                return self.requests.name(request, event.rid)
+            case Alias():
+                return self.requests.name(request, event.rid)
+            case Begin():
+                milestones.begin(request, event)
+            case End():
+                milestones.end(request, event)
+            case Prompt():
+                milestones.prompt(request, event)
+            case Scheduled():
+                if not 0 <= event.lookup < _END_OF_TIME:
+                    raise ValueError("no such time")
+                if milestones.scheduled(request, event) and request.prompt_tokens >= 0:
+                    self.scheduled.add(event.lookup, request.prompt_tokens, max(0, request.cached_tokens))
+            case Preempted():
+                milestones.preempted(request, event)
+                source.preempted = max(source.preempted, event.total)
+                if event.kind != "offload":
+                    source.blocks.release(request, 0)
+            case Finished():
+                milestones.finished(request, event)
+            case Released():
+                if milestones.released(request, event):
+                    source.blocks.release(request, event.cached)
+            case Sent():
+                milestones.sent(request, event)
+            case Output():
+                milestones.output(request, event)
+            case Closed():
+                milestones.closed(request, event)
+                if request.lost and request.over is not None:
+                    request.over = event.t
+        return request
+
+    def _settle(self, request: Request, t: int) -> None:
+        """File it as live or over, and count the latencies that are now known."""
+        self.requests.settle(request, t)
+        self.timers.count(request)
+
+    def _member(self, source: str, key: int, t: int) -> Request | None:
+        """The request of a step's member or a roster's row."""
+        request = self.requests.get(source, key)
+        if request is None:
+            request = self.requests.obtain(source, key, t)
+            request.incomplete = True  # its beginning was lost, or before anything was heard
+        if request.batch is not None and request.batch is not self.sources[source].batch:
+            return None
+        request.engine = request.engine or source
+        return request
+
+    def _exchanged(self, old: Request, new: Request) -> None:
+        for name, key in old.keys:
+            source = self.sources[name]
+            source.batch.exchange(key, old, new)
+            source.blocks.exchange(old, new)
+
+    def _forgotten(self, request: Request) -> None:
+        for name, _ in request.keys:
+            self.sources[name].batch.forget(request)
+            self.sources[name].blocks.release(request, 0)
+
+    # --- events of an engine ----------------------------------------------------------------------------------------
+
+    def _step(self, source: Source, event: Step) -> None:
+        if source.gone is not None:
+            return
+        if max(event.scheduled, event.launched, event.embed, event.layers, event.head, event.logits, event.sampled,
+               event.token, event.end) > _LONGEST_STEP_NS:  # fmt: skip
+            raise ValueError("no step takes that long")
+        before = source.batch.produced
+        if not source.batch.apply(event):
+            return
+        source.step(event)
+        self.produced.add(event.t, source.batch.produced - before)
+        if event.blocks:
+            pairs = unpack_u32(event.blocks)
+            for key, held in zip(pairs[::2], pairs[1::2], strict=False):
+                request = self.requests.get(source.name, key)
+                if request is not None:
+                    request.blocks = held
+        if event.block_ids:
+            for key, blocks in block_runs(event.block_ids):
+                request = self.requests.get(source.name, key)
+                if request is not None:
+                    source.blocks.assign(request, blocks)
+
+    def _step_device(self, source: Source, event: StepDevice) -> None:
+        if max(event.embed, event.layers, event.head, event.logits, event.sampled) > _LONGEST_STEP_NS:
+            raise ValueError("no step takes that long")
+        if source.batch.device(event) or source.header is None:
+            return
+        # A worker tells the device times of steps that the engine's core numbers.
+        for other in self.sources.values():
+            if other is not source and other.batch.count and self._related(source.name, other.name):
+                other.batch.device(event)
+
+    def _roster(self, source: Source, event: Roster) -> None:
+        if source.gone is not None:
+            return
+        values = unpack_u32(event.rows)
+        rows = [values[at : at + 6] for at in range(0, len(values) - 5, 6)]
+        source.batch.roster(event, rows)
+        listed = {row[0] for row in rows}
+        for request in list(self.requests.live.values()):
+            if request.engine != source.name:
+                continue
+            if not event.complete or any(key in listed for name, key in request.keys if name == source.name):
+                request.absences = 0
+            elif request.queued is None or request.queued < event.t:
+                self._absent(request, event.t)
+
+    def _absent(self, request: Request, t: int) -> None:
+        """The engine's complete roster does not have it: if that stays so, the event that told its end was lost."""
+        request.absences += 1
+        if request.finished is None and request.absences >= ABSENT_ROSTERS:
+            request.incomplete = True
+            if not request.fronted or request.absences >= _FORGOTTEN_ROSTERS:
+                request.lost = True
+            request.version += 1
+            self._settle(request, t)
+
+    def _evict(self, source: Source, event: Evicted) -> None:
+        source.evicted = max(source.evicted, event.total) if event.total >= 0 else source.evicted + max(0, event.blocks)
+        source.blocks.evict(event.blocks)
+
+    # --- sources ----------------------------------------------------------------------------------------------------
+
+    def _source(self, name: str) -> Source:
+        source = self.sources.get(name)
+        if source is None:
+            batch = Batch(
+                self._keep_steps, lambda key, t: self._member(name, key, t), self.timers.count, self.timers.itl
+            )  # fmt: skip
+            source = self.sources[name] = Source(name, batch)
+            self._coverage.clear()
+        return source
+
+    def _related(self, one: str, other: str) -> bool:
+        """Whether two processes may know the same request: one clock, and not parts of different runs."""
+        a, b = self.sources[one].header, self.sources[other].header
+        if a is None or b is None:
+            return True
+        if a.boot_id and b.boot_id and a.boot_id != b.boot_id:
+            return False
+        return not (a.run and b.run and a.run != b.run)
+
+    def _cover(self, source: Source, event: Coverage) -> None:
+        source.cover(event)
+        self._coverage.clear()
+        for request in self.requests.order:
+            request.version += 1
+
+    def _coverage_of(self, request: Request) -> Mapping[int, Coverage]:
+        """How each stage of a request is covered: by its own processes, or, where they say nothing, by any other."""
+        own = tuple([source for source, _ in request.keys])
+        found = self._coverage.get(own)
+        if found is None:
+            best: dict[int, tuple[tuple[bool, int], Coverage]] = {}
+            for source in self.sources.values():
+                for stage, event in source.coverage.items():
+                    rank = (source.name not in own, _RANKS.get(event.status, 2))
+                    if stage not in best or rank < best[stage][0]:
+                        best[stage] = (rank, event)
+            found = self._coverage[own] = {stage: event for stage, (_, event) in best.items()}
+        return found
+
+    def _heartbeat(self, source: Source, event: Heartbeat) -> None:
+        source.heartbeat(event)
+        for request in self.requests.of_source(source.name):
+            if request.finished is not None and not request.fronted and event.t - request.finished > _RELEASE_GRACE_NS:
+                request.closed = request.finished
+                self._settle(request, event.t)
+
+    def _gap(self, source: Source, event: Gap) -> None:
+        source.missing += max(0, event.missing)
+        source.batch.doubt()
+        for request in self.requests.of_source(source.name):
+            request.incomplete = True
+            request.version += 1
+
+    def _source_gone(self, source: Source, event: SourceGone) -> None:
+        source.gone = event.reason or "ended"
+        source.batch.stop()
+        for request in self.requests.of_source(source.name):
+            request.lost = True
+            request.version += 1
+            self._settle(request, event.t)

@@ -1,0 +1,372 @@
+"""The app: feeds events into the state, draws ten frames a second, and owns what all screens share.
+
+One timer draws. Each frame takes one immutable snapshot and hands it to the screen in front, which redraws the cells
+that changed. A terminal that cannot keep up (its writes queue up) is skipped, never waited for; a screen on which
+nothing can have changed is not drawn at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rich.style import Style
+from textual.app import App, SystemCommand
+from textual.binding import Binding
+from textual.screen import Screen
+
+from tracer.state.view import RequestView, Snapshot
+from tracer.text import clean
+from tracer.tui import compositor
+from tracer.tui.feed import EngineLog, Feed, Traffic
+from tracer.tui.lens import Lens
+from tracer.tui.screens.base import FrameScreen
+from tracer.tui.screens.live import LiveScreen
+from tracer.tui.theme import ASCII, PALETTES, Look, choose_glyphs, choose_palette, textual_theme
+
+FRAMES_PER_SECOND = 10
+IDLE_EVERY = 10
+"""With no live request and no new event, every so many frames are drawn: a heartbeat may still change a gauge."""
+WINDOWS = (10.0, 60.0, 600.0)
+"""Seconds over which the figures can be taken."""
+
+
+class TracerApp(App[int]):
+    """The terminal interface over a feed. `log` and `traffic` add their keys where they are given.
+
+    `mode` names what is shown (``live``, ``replay``, ``demo``); `title` stands in the first line until an engine
+    has said what it is. `look` sets colours and glyphs, which else fit what the terminal says it can show.
+    """
+
+    TITLE = "tracer"
+    ENABLE_COMMAND_PALETTE = True
+    COMMAND_PALETTE_BINDING = "ctrl+p"
+    NOTIFICATION_TIMEOUT = 4
+    CSS = """
+    Screen { background: $background; }
+    Toast { padding: 0 1; }
+    """
+    BINDINGS: ClassVar[list[Any]] = [
+        Binding("q", "quit", "quit", show=False),
+        Binding("ctrl+c", "quit", "quit", show=False, priority=True),
+        Binding("question_mark", "help", "help", show=False),
+        Binding("space", "pause", "pause what is shown; ingest goes on", show=False),
+        Binding("w", "window", "the next window for the figures", show=False),
+        Binding("ctrl+s", "screenshot", "screenshot as SVG", show=False),
+        Binding("ctrl+l", "repaint", "draw everything again", show=False),
+        Binding("plus,equals_sign", "faster", "more requests a second", show=False),
+        Binding("minus", "slower", "fewer requests a second", show=False),
+        Binding("b", "burst", "a burst of requests", show=False),
+        Binding("z", "stop_traffic", "stop or resume arrivals", show=False),
+        Binding("t", "ask", "type a prompt and watch it", show=False),
+    ]
+
+    def __init__(
+        self,
+        feed: Feed,
+        *,
+        title: str = "",
+        log: EngineLog | None = None,
+        traffic: Traffic | None = None,
+        mode: str = "live",
+        look: Look | None = None,
+    ) -> None:
+        # Textual takes NO_COLOR out of the environment as it starts: read it before.
+        self._no_color = bool(os.environ.get("NO_COLOR"))
+        super().__init__()
+        self.feed = feed
+        self.lens = Lens(feed)
+        self.engine_log = log
+        self.traffic = traffic
+        self.mode = mode
+        self.heading = title
+        self.note = ""
+        """A word at the right end of the key line."""
+        self.skipped = 0
+        """Frames not drawn because the terminal had not taken the ones before."""
+        self.patched = compositor.patch()
+        """Why the faster writes are not in use; empty when they are."""
+        if look is None:
+            palette = choose_palette(no_color=self._no_color, colours=self.console.color_system)
+            look = Look(palette, choose_glyphs())
+        self.look = look
+        if self.look.glyphs is ASCII:
+            _replace_unencodable()
+        for known in PALETTES.values():
+            self.register_theme(textual_theme(known))
+        self.theme = look.palette.name
+        self.live = LiveScreen(self.look, title)
+        self._seen: object = None
+        self._idle = 0
+
+    # --- life
+
+    def on_mount(self) -> None:
+        """Show the Live screen at once, then start the feed."""
+        self.push_screen(self.live)
+        self.set_interval(1 / FRAMES_PER_SECOND, self.tick, name="frames")
+        self.run_worker(self._run_feed(), name="feed", exit_on_error=False)
+        self._watch_signals()
+        self.call_later(self._settle_memory)
+
+    @staticmethod
+    def _settle_memory() -> None:
+        """Keep the garbage collector off what will live as long as the program: p95 of a frame from 63 to 7 ms."""
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 50, 100)
+
+    async def _run_feed(self) -> None:
+        try:
+            await self.feed.run()
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # the screen stays, and says why nothing moves
+            self.feed.status = "stopped"
+            self.say(f"reading the trace failed: {error}", grave=True)
+
+    def _watch_signals(self) -> None:
+        """Leave the terminal as it was found when asked to go."""
+        if self.is_headless:
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):
+                loop.add_signal_handler(number, self._leave_for, number)
+
+    def _leave_for(self, number: int) -> None:
+        """Leave because of a signal, with the status that shells give it."""
+        self.exit(return_code=128 + number)
+
+    # --- frames
+
+    def tick(self) -> None:
+        """Draw a frame if there can be something new and the terminal has taken the last one."""
+        screen = self.screen
+        if not isinstance(screen, FrameScreen) or not self._writable():
+            return
+        state = self.feed.state
+        seen = (state.now, state.unknown, self.feed.status, self.lens.paused, screen, len(self.engine_log.lines) if self.engine_log
+                else 0, self.note)  # fmt: skip
+        if seen == self._seen and (self.lens.paused or not state.requests.live):
+            self._idle += 1
+            if self._idle % IDLE_EVERY:
+                return
+        else:
+            self._idle = 0
+        self._seen = seen
+        screen.draw()
+
+    def _writable(self) -> bool:
+        """Whether the terminal has taken what was written; leaves when there is no terminal any more."""
+        writer = getattr(self._driver, "_writer_thread", None)
+        if writer is None:
+            return True
+        queue = getattr(writer, "_queue", None)
+        if not writer.is_alive():
+            # The terminal is gone. Nobody empties the queue any more, so nothing may wait for room in it on the way out.
+            if queue is not None:
+                queue.maxsize = 0
+            self.exit(return_code=128 + signal.SIGHUP)
+            return False
+        if queue is not None and queue.qsize() > 0:
+            self.skipped += 1
+            return False
+        return True
+
+    def status_of(self, snapshot: Snapshot) -> tuple[str, Style]:
+        """The word at the right end of the first line, and its style."""
+        look = self.look
+        if self.lens.paused:
+            return f"{look.glyphs.pause} PAUSED", look.warn
+        status = self.feed.status
+        if look.glyphs is ASCII:
+            status = status.replace("●", "*").replace("…", "...")
+        if any(engine.status == "dead" for engine in snapshot.engines):
+            return status, look.bad
+        return status, look.good if "LIVE" in status else look.warn
+
+    # --- what all screens can do
+
+    def say(self, text: str, *, grave: bool = False) -> None:
+        """A passing message. Never markup: the text may come from anywhere."""
+        self.notify(clean(text), severity="error" if grave else "information", markup=False)
+
+    def open_request(self, view: RequestView) -> None:
+        """Show one request closely."""
+        from tracer.tui.screens.request import RequestScreen
+
+        self.push_screen(RequestScreen(self.look, view.id))
+
+    def action_help(self) -> None:
+        """Keys, stages and glyphs explained."""
+        from tracer.tui.screens.help import HelpScreen
+
+        if not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen(self.look, self.screen))
+
+    def action_pause(self) -> None:
+        """Freeze what is shown, or go on."""
+        if self.lens.paused:
+            self.lens.resume()
+        else:
+            self.lens.pause()
+        self._redraw()
+
+    def action_window(self) -> None:
+        """Take the figures over the next window."""
+        index = WINDOWS.index(self.lens.window_s) if self.lens.window_s in WINDOWS else 0
+        self.lens.window_s = WINDOWS[(index + 1) % len(WINDOWS)]
+        self._redraw()
+
+    def action_repaint(self) -> None:
+        """Send every cell again, for a terminal that something else has written to."""
+        self.screen.refresh(layout=True)
+        self.refresh(layout=True)
+
+    def _redraw(self) -> None:
+        self._seen = None
+        if isinstance(self.screen, LiveScreen):
+            self.screen.redraw()
+        elif isinstance(self.screen, FrameScreen):
+            self.screen.draw()
+
+    def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
+        """Save what is seen as an SVG, in the working directory or, failing that, in the cache, and say where."""
+        svg = self.export_screenshot(title="tracer")
+        name = filename or f"tracer-{self.lens.feed.now() // 1_000_000_000}.svg"
+        for folder in ([Path(path)] if path else [Path.cwd(), _cache_folder()]):
+            with contextlib.suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                target = _unused(folder / name)
+                target.write_text(svg, encoding="utf-8")
+                self.say(f"screenshot: {target}")
+                return
+        self.say("no folder to write a screenshot to", grave=True)
+
+    def use_palette(self, name: str) -> None:
+        """Take on one of the palettes."""
+        self.look = Look(PALETTES[name], self.look.glyphs)
+        self.theme = name
+        for screen in self.screen_stack:
+            if isinstance(screen, FrameScreen):
+                screen.restyle(self.look)
+
+    # --- a demonstration's traffic
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Traffic keys exist only where there is traffic."""
+        if action in ("faster", "slower", "burst", "stop_traffic", "ask"):
+            return self.traffic is not None
+        return super().check_action(action, parameters)
+
+    def _say_rate(self) -> None:
+        if self.traffic is not None:
+            self.note = f"{self.traffic.rate:.1f} req/s asked for"
+            self._redraw()
+
+    def action_faster(self) -> None:
+        """More arrivals."""
+        if self.traffic is not None:
+            self.traffic.faster()
+            self._say_rate()
+
+    def action_slower(self) -> None:
+        """Fewer arrivals."""
+        if self.traffic is not None:
+            self.traffic.slower()
+            self._say_rate()
+
+    def action_burst(self) -> None:
+        """A handful at once."""
+        if self.traffic is not None:
+            self.traffic.burst()
+
+    def action_stop_traffic(self) -> None:
+        """No arrivals, or arrivals again."""
+        if self.traffic is not None:
+            self.traffic.pause()
+            self._say_rate()
+
+    def action_ask(self) -> None:
+        """Type a prompt."""
+        if self.traffic is not None and isinstance(self.screen, LiveScreen):
+            self.screen.ask()
+
+    def send(self, prompt: str) -> None:
+        """Send a prompt of the user and open its request as soon as it is seen."""
+        if self.traffic is not None:
+            self.run_worker(self._send(prompt), name="ask", exit_on_error=False)
+
+    async def _send(self, prompt: str) -> None:
+        if self.traffic is None:
+            return
+        try:
+            request_id = await self.traffic.ask(prompt)
+        except Exception as error:
+            self.say(f"the prompt was not sent: {error}", grave=True)
+            return
+        for _ in range(100):
+            detail = self.feed.state.detail(request_id, now=self.feed.now())
+            if detail is not None:
+                self.live.listing.choose(detail.view.key)
+                if self.screen is self.live:
+                    self.open_request(detail.view)
+                return
+            await asyncio.sleep(0.05)
+        self.say("the prompt was sent, but its request has not been seen yet")
+
+    # --- command palette
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """What the palette offers: what the keys do, and what has no key."""
+        yield SystemCommand("Help", "Keys, stages and glyphs", self.action_help)
+        yield SystemCommand("Pause", "Freeze what is shown; events are still taken in", self.action_pause)
+        yield SystemCommand("Screenshot", "Save the screen as an SVG file", self.action_screenshot)
+        yield SystemCommand("Window", "Take the figures over the next window", self.action_window)
+        for name, palette in PALETTES.items():
+            if palette.depth == 24 or palette.name == self.look.palette.name:
+                yield SystemCommand(
+                    f"Colours: {name.removeprefix('tracer-')}", "Change the palette", lambda n=name: self.use_palette(n)
+                )
+        if isinstance(screen, LiveScreen):
+            yield SystemCommand("Filter", "Show only requests that match", screen.action_filter)
+            yield SystemCommand("Follow", "Keep the newest request in sight", screen.action_follow)
+            yield SystemCommand("Live only", "Leave out finished requests", screen.action_live_only)
+            yield SystemCommand("Sort", "Order by the next column", screen.action_sort)
+            yield SystemCommand("Panels", "Show or hide the panels", screen.action_panels)
+            if self.engine_log is not None:
+                yield SystemCommand("Engine log", "Show or hide what the engine writes", screen.action_log)
+        if self.traffic is not None:
+            yield SystemCommand("Burst", "Send a handful of requests at once", self.action_burst)
+            yield SystemCommand("Stop or resume arrivals", "Pause the demonstration's traffic", self.action_stop_traffic)
+        yield SystemCommand("Quit", "Leave", self.exit)
+
+
+def _replace_unencodable() -> None:
+    """Let a terminal of another encoding show a question mark for what it cannot, one cell for one cell."""
+    stream: Any = sys.__stderr__
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        stream.reconfigure(errors="replace")
+
+
+def _cache_folder() -> Path:
+    from platformdirs import user_cache_path
+
+    return user_cache_path("tracer")
+
+
+def _unused(path: Path) -> Path:
+    """`path`, or a numbered sibling that does not exist yet."""
+    candidate, number = path, 1
+    while candidate.exists():
+        number += 1
+        candidate = path.with_stem(f"{path.stem}-{number}")
+    return candidate

@@ -1,0 +1,111 @@
+"""What all screens share: tiles instead of containers, a bar of keys, and `draw`, called once a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from textual import events
+from textual.geometry import Region, Size
+from textual.screen import Screen
+from textual.widget import Widget
+
+from tracer.tui.canvas import Canvas
+from tracer.tui.theme import Look
+from tracer.tui.tiles import Tiles
+from tracer.tui.widgets.key_bar import Key, KeyBar
+
+if TYPE_CHECKING:
+    from tracer.tui.app import TracerApp
+
+
+class FrameScreen(Screen[None]):
+    """A screen that is drawn from a snapshot once a frame while it is in front.
+
+    Subclasses put their widgets into `canvases`, place them in `tiles` and fill them in `draw`.
+    """
+
+    BLANK = True
+    DEFAULT_CSS = "FrameScreen { padding: 0; border: none; overflow: hidden; }"
+    NAME: ClassVar[str] = ""
+    """Name in the palette and the tab line."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__()
+        self.look = look
+        self._tiles = Tiles()
+        self.key_bar = KeyBar(look)
+        self.frame = 0
+        """Frames drawn so far, by which slower parts are thinned out."""
+        self.maximised_panel: Widget | None = None
+
+    @property
+    def tracer(self) -> TracerApp:
+        """The app, typed."""
+        return cast("TracerApp", self.app)
+
+    @property
+    def layout(self) -> Tiles:
+        """The layout that asks `tiles`."""
+        return self._tiles
+
+    def tiles(self, size: Size) -> Mapping[Widget, Region]:
+        """Where each widget lies."""
+        raise NotImplementedError
+
+    def keys(self) -> Sequence[Key]:
+        """Keys for the last line, the most useful first."""
+        return ()
+
+    def draw(self) -> None:
+        """Fill the widgets from the present snapshot. Called once a frame, and after a key that changes something."""
+        raise NotImplementedError
+
+    def place(self) -> None:
+        """Place the widgets again, because something other than the size has changed."""
+        self.refresh(layout=True)
+        self.call_after_refresh(self.draw)
+
+    def on_screen_resume(self) -> None:
+        """Be up to date as soon as it is in front."""
+        self.draw()
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Fill the new size."""
+        self.call_after_refresh(self.draw)
+
+    def restyle(self, look: Look) -> None:
+        """Take on another look."""
+        self.look = look
+        for canvas in self.query(Canvas):
+            canvas.restyle(look)
+        self.draw()
+
+    def action_maximise(self) -> None:
+        """Give the focused panel all the room, or put it back."""
+        focused = self.focused
+        self.maximised_panel = None if self.maximised_panel is not None else focused
+        self.place()
+
+    def action_none(self) -> None:
+        """Nothing."""
+
+
+def split(total: int, *wanted: int) -> list[int]:
+    """Cells for parts that want `wanted`, in order, out of `total`: earlier parts are served first."""
+    sizes: list[int] = []
+    for cells in wanted:
+        given = max(0, min(cells, total))
+        sizes.append(given)
+        total -= given
+    return sizes
+
+
+def column(x: int, y: int, width: int, widgets: Sequence[tuple[Any, int]]) -> dict[Widget, Region]:
+    """Widgets below each other; those of no height are left out."""
+    regions: dict[Widget, Region] = {}
+    for widget, height in widgets:
+        if height > 0 and width > 0:
+            regions[widget] = Region(x, y, width, height)
+        y += height
+    return regions

@@ -1,0 +1,387 @@
+"""The Live screen: what the figures are about, the nine numbers, a bar for each request, and the three panels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.geometry import Region, Size
+from textual.widget import Widget
+from textual.widgets import Input
+
+from tracer.state.view import RequestView, Snapshot
+from tracer.tui.listing import SORTS, Listing, Query
+from tracer.tui.screens.base import FrameScreen, column, split
+from tracer.tui.theme import Look
+from tracer.tui.widgets.banner import Banner, notices_of
+from tracer.tui.widgets.batch_panel import BatchPanel
+from tracer.tui.widgets.context_strip import ContextStrip, engines_of
+from tracer.tui.widgets.key_bar import Key
+from tracer.tui.widgets.kv_panel import KvPanel
+from tracer.tui.widgets.line_input import LineInput
+from tracer.tui.widgets.log_pane import LogPane
+from tracer.tui.widgets.numbers_strip import NumbersStrip
+from tracer.tui.widgets.queue_panel import QueuePanel
+from tracer.tui.widgets.waterfall import Waterfall
+
+PANELS_FROM = 116
+"""Columns from which the panels stand beside the list unasked."""
+NUMBERS_EVERY, PANELS_EVERY, MAP_EVERY = 3, 3, 5
+"""Frames between updates: figures that change ten times a second cannot be read, and cost bytes."""
+WAITING_ROOM = 40
+"""Requests that the queue panel asks for."""
+
+
+class LiveScreen(FrameScreen):
+    """See the module. The list has the focus at the start; Tab goes to the panels."""
+
+    NAME = "Live"
+    AUTO_FOCUS = "#waterfall"
+    BINDINGS = [
+        Binding("up,k", "move(-1)", "up", show=False),
+        Binding("down,j", "move(1)", "down", show=False),
+        Binding("pageup,ctrl+b", "page(-1)", "page up", show=False),
+        Binding("pagedown,ctrl+f", "page(1)", "page down", show=False),
+        Binding("home,g", "first", "first", show=False),
+        Binding("end,G", "last", "newest", show=False),
+        Binding("enter", "open", "open the request", show=False),
+        Binding("f", "follow", "follow the newest", show=False),
+        Binding("s", "sort", "sort by the next column", show=False),
+        Binding("S", "flip", "reverse the order", show=False),
+        Binding("slash", "filter", "filter", show=False),
+        Binding("a", "live_only", "only live requests", show=False),
+        Binding("m", "maximise", "maximise the focused panel", show=False),
+        Binding("v", "panels", "panels on or off", show=False),
+        Binding("l", "log", "engine log", show=False),
+        Binding("left_square_bracket", "zoom(-1)", "shorter time axis", show=False),
+        Binding("right_square_bracket", "zoom(1)", "longer time axis", show=False),
+        Binding("0", "zoom(0)", "fit the time axis", show=False),
+        Binding("escape", "back", "back", show=False),
+    ]
+
+    def __init__(self, look: Look, title: str = "") -> None:
+        super().__init__(look)
+        self.listing = Listing()
+        self.context = ContextStrip(look, title)
+        self.numbers = NumbersStrip(look)
+        self.banner = Banner(look)
+        self.waterfall = Waterfall(look, self.listing)
+        self.kv = KvPanel(look)
+        self.batch_panel = BatchPanel(look)
+        self.queue = QueuePanel(look)
+        self.log_pane = LogPane(look)
+        self.line = LineInput(look)
+        self.log_shown = False
+        self.panels_wanted: bool | None = None
+        self.snapshot: Snapshot | None = None
+
+    def compose(self) -> ComposeResult:
+        """All widgets; `tiles` decides which of them are seen."""
+        yield self.context
+        yield self.numbers
+        yield self.banner
+        yield self.waterfall
+        yield self.kv
+        yield self.batch_panel
+        yield self.queue
+        yield self.log_pane
+        yield self.line
+        yield self.key_bar
+
+    # --- layout
+
+    def panels_beside(self, size: Size) -> bool:
+        """Whether the panels stand to the right of the list."""
+        return size.width >= PANELS_FROM and self.panels_wanted is not False
+
+    def tiles(self, size: Size) -> Mapping[Widget, Region]:
+        """Strips on top, keys below, the list and its panels between them."""
+        width, height = size
+        numbers = 2 if height >= 16 else 1 if height >= 7 else 0
+        context = 1 if height >= 3 else 0
+        keys = 1 if height >= 5 else 0
+        line = 1 if self.line.shown else 0
+        log = max(4, min(14, height // 3)) if self.log_shown and height >= 12 else 0
+        banner = min(self.banner.rows, max(0, height - 4))
+        main = max(1, height - numbers - context - keys - line - log - banner)
+        regions = column(0, 0, width, [(self.context, context), (self.numbers, numbers), (self.banner, banner)])
+        top = context + numbers + banner
+        regions.update(self._main(width, top, main))
+        regions.update(column(0, top + main, width, [(self.log_pane, log), (self.line, line), (self.key_bar, keys)]))
+        return regions
+
+    def _main(self, width: int, top: int, height: int) -> dict[Widget, Region]:
+        maximised = self.maximised_panel
+        panels: dict[Widget, bool] = {self.kv: True, self.batch_panel: True, self.queue: True}
+        if maximised is not None and (maximised in panels or maximised is self.waterfall):
+            self._edges(False)
+            return {maximised: Region(0, top, width, height)}
+        if self.panels_beside(self.size) and height >= 10:
+            self._edges(True)
+            side = max(40, min(64, width * 3 // 10))
+            batch, queue, kv = self._panel_heights(side, height)
+            regions = column(0, top, width - side, [(self.waterfall, height)])
+            regions.update(column(width - side, top, side, [(self.kv, kv), (self.batch_panel, batch), (self.queue, queue)]))
+            return regions
+        if self.panels_wanted and width < PANELS_FROM:
+            self._edges(False)
+            batch, queue, kv = self._panel_heights(width, height)
+            return column(0, top, width, [(self.kv, kv), (self.batch_panel, batch), (self.queue, queue)])
+        return column(0, top, width, [(self.waterfall, height)])
+
+    def _edges(self, edge: bool) -> None:
+        for panel in (self.kv, self.batch_panel, self.queue):
+            panel.edge = edge
+
+    def _panel_heights(self, width: int, height: int) -> list[int]:
+        """Rows for batch, queue, KV: the map takes what it needs up to a limit, the batch's charts take the rest."""
+        kv = min(self.kv.wanted(width), max(5, height * 2 // 5))
+        queue = max(3, min(14, height // 4))
+        kv, queue = split(height, kv, queue)
+        batch = min(24, height - kv - queue)
+        return [batch, height - kv - batch, kv]
+
+    # --- drawing
+
+    def draw(self) -> None:
+        """One frame."""
+        app, listing = self.tracer, self.listing
+        if not self.is_mounted or not self.waterfall.is_mounted:
+            return
+        listing.height = self.waterfall.visible_rows
+        snapshot = app.lens.snapshot(listing.query)
+        for _ in range(3):
+            if not listing.take(snapshot.requests, snapshot.total):
+                break
+            snapshot = app.lens.snapshot(listing.query)
+        first = self.snapshot is None
+        self.snapshot = snapshot
+        self.waterfall.show(snapshot, self._waiting_text(snapshot))
+        status, style = app.status_of(snapshot)
+        self.context.show(snapshot, status, style)
+        if first or self.frame % NUMBERS_EVERY == 0:
+            self.numbers.show(snapshot)
+        if self.batch_panel.is_on_screen and (first or self.frame % PANELS_EVERY == 1):
+            self.batch_panel.show(snapshot)
+            waiting = app.lens.waiting(WAITING_ROOM)
+            self.queue.show(snapshot, waiting, sum(engine.waiting for engine in engines_of(snapshot)) or len(waiting))
+        if self.kv.is_on_screen and (first or self.frame % MAP_EVERY == 2):
+            current = None if listing.selected is None else listing.current
+            detail = app.lens.detail(current.id) if current is not None else None
+            self.kv.show(snapshot, detail.block_ids if detail else (), current.blocks if current else None)
+        if self.log_shown and app.engine_log is not None:
+            self.log_pane.show(app.engine_log.lines, app.engine_log.path)
+        self.key_bar.show(self.keys(), app.note)
+        if self.banner.show(notices_of(snapshot)):
+            self.place()
+        self.frame += 1
+
+    def redraw(self) -> None:
+        """Draw everything now, slow parts included: the user did something."""
+        self.frame = 0
+        self.snapshot = None
+        self.draw()
+
+    def _waiting_text(self, snapshot: Snapshot) -> tuple[str, ...]:
+        """What to say while there is nothing to show."""
+        if self.listing.rows:
+            return ()
+        if snapshot.total == 0 and (self.listing.text or self.listing.live_only) and snapshot.live + snapshot.finished:
+            hint = "a shows finished ones too" if self.listing.live_only else "/ and Esc show all"
+            return ("no request matches", hint)
+        engines = snapshot.engines
+        if not engines:
+            return (self.tracer.feed.status or "waiting for an engine",)
+        lines = []
+        for engine in engines:
+            name = engine.name or engine.title or engine.source
+            if engine.status == "loading":
+                lines.append(f"{name} loading: {engine.reason or 'weights'}")
+        return tuple(lines) or ("no request yet: the first one will appear here",)
+
+    def keys(self) -> Sequence[Key]:
+        """Keys of the last line."""
+        listing, app = self.listing, self.tracer
+        keys = [
+            Key("Enter", "open", "open"),
+            Key("/", "filter", "filter", bool(listing.text)),
+            Key("Space", "pause", "app.pause", app.lens.paused),
+            Key("f", "follow", "follow", listing.following),
+            Key("s", "sort", "sort", not listing.by_arrival),
+        ]
+        if app.traffic is not None:
+            keys += [Key("+", "faster", "app.faster"), Key("-", "slower", "app.slower"), Key("b", "burst", "app.burst")]
+            keys.append(Key("t", "type a prompt", "app.ask"))
+        keys += [Key("a", "live only", "live_only", listing.live_only), Key("v", "panels", "panels")]
+        if app.engine_log is not None:
+            keys.append(Key("l", "log", "log", self.log_shown))
+        keys += [
+            Key("m", "maximise", "maximise", self.maximised_panel is not None),
+            Key("?", "help", "app.help"),
+            Key("q", "quit", "app.quit"),
+        ]
+        return keys
+
+    # --- what the user does
+
+    def action_move(self, rows: int) -> None:
+        """Move the selection; in the log, look back."""
+        if self.focused is self.log_pane:
+            self.log_pane.look_back(-rows)
+        else:
+            self.listing.move(rows)
+        self.redraw()
+
+    def action_page(self, pages: int) -> None:
+        """Move by a screenful."""
+        if self.focused is self.log_pane:
+            self.log_pane.look_back(-pages * max(1, self.log_pane.size.height - 2))
+        else:
+            self.listing.move(pages * max(1, self.waterfall.visible_rows - 1))
+        self.redraw()
+
+    def action_first(self) -> None:
+        """To the top."""
+        self.listing.first()
+        self.redraw()
+
+    def action_last(self) -> None:
+        """To the bottom, following the newest."""
+        self.listing.last()
+        self.redraw()
+
+    def action_follow(self) -> None:
+        """Keep the newest in sight."""
+        self.listing.follow()
+        self.redraw()
+
+    def action_sort(self) -> None:
+        """The next order."""
+        self.listing.sort_by(SORTS[(SORTS.index(self.listing.sort) + 1) % len(SORTS)])
+        self.redraw()
+
+    def action_flip(self) -> None:
+        """Turn the order round."""
+        self.listing.flip()
+        self.redraw()
+
+    def action_live_only(self) -> None:
+        """Only requests that are not over, or all."""
+        self.listing.show_live_only(not self.listing.live_only)
+        self.redraw()
+
+    def action_zoom(self, steps: int) -> None:
+        """A longer or shorter page of time; 0 lets it fit again."""
+        axis = self.waterfall.axis
+        if steps:
+            axis.zoom_by(steps)
+        else:
+            axis.fit_again()
+        self.redraw()
+
+    def action_panels(self) -> None:
+        """Panels beside the list, or in its place where the screen is narrow."""
+        beside = self.size.width >= PANELS_FROM
+        shown = self.panels_wanted is not False if beside else bool(self.panels_wanted)
+        self.panels_wanted = not shown
+        self.maximised_panel = None
+        if shown and self.focused in (self.kv, self.batch_panel, self.queue):
+            self.set_focus(self.waterfall)
+        self.place()
+
+    def action_log(self) -> None:
+        """The engine's log, or not."""
+        if self.tracer.engine_log is None:
+            self.tracer.say("this engine's output is not captured here")
+            return
+        self.log_shown = not self.log_shown
+        self.log_pane.back = 0
+        if not self.log_shown and self.focused is self.log_pane:
+            self.set_focus(self.waterfall)
+        self.place()
+
+    def action_open(self) -> None:
+        """The selected request, closely."""
+        view = self.listing.current
+        if view is not None:
+            self.listing.choose(view.key)
+            self.tracer.open_request(view)
+
+    def action_filter(self) -> None:
+        """Type what requests must match."""
+        self.line.open("filter", self.listing.text, "id, route, tenant, state …")
+        self.place()
+
+    def action_back(self) -> None:
+        """Out of what is open: a maximised panel, the filter, the selection."""
+        if self.maximised_panel is not None:
+            self.maximised_panel = None
+            self.place()
+        elif self.listing.text:
+            self.listing.filter("")
+        elif self.listing.selected is not None:
+            self.listing.selected = None
+        self.redraw()
+
+    def ask(self) -> None:
+        """Type a prompt to send."""
+        self.line.open("ask", "", "a prompt, Enter sends it")
+        self.place()
+
+    @on(Input.Changed)
+    def _typed(self, event: Input.Changed) -> None:
+        if self.line.purpose == "filter" and self.line.shown:
+            self.listing.filter(event.value)
+            self.redraw()
+
+    @on(Input.Submitted)
+    def _entered(self, event: Input.Submitted) -> None:
+        purpose = self.line.purpose
+        self._close_line()
+        if purpose == "ask" and event.value.strip():
+            self.tracer.send(event.value)
+
+    @on(LineInput.Cancelled)
+    def _cancelled(self) -> None:
+        if self.line.purpose == "filter":
+            self.listing.filter("")
+        self._close_line()
+
+    def _close_line(self) -> None:
+        self.line.close()
+        self.set_focus(self.waterfall)
+        self.place()
+
+    @on(Waterfall.Moved)
+    def _moved(self) -> None:
+        self.redraw()
+
+    @on(Waterfall.Opened)
+    def _opened(self, message: Waterfall.Opened) -> None:
+        self.tracer.open_request(message.view)
+
+    def neighbour(self, view: RequestView, steps: int) -> RequestView | None:
+        """The request `steps` rows below (or above) `view` in the list's order, and select it."""
+        listing = self.listing
+        listing.choose(view.key)
+        listing.height = max(1, self.waterfall.visible_rows)
+        snapshot = self.tracer.lens.snapshot(listing.query)
+        listing.take(snapshot.requests, snapshot.total)
+        if all(row.key != view.key for row in listing.rows):
+            snapshot = self.tracer.lens.snapshot(Query(listing.sort, not listing.flipped, listing.text,
+                                                       listing.live_only, 1_000_000, 0))  # fmt: skip
+            rows = list(reversed(snapshot.requests)) if listing.newest_last else list(snapshot.requests)
+            at = next((index for index, row in enumerate(rows) if row.key == view.key), None)
+            if at is None or not 0 <= at + steps < len(rows):
+                return None
+            listing.choose(rows[at + steps].key)
+            return rows[at + steps]
+        listing.move(steps)
+        snapshot = self.tracer.lens.snapshot(listing.query)
+        if listing.take(snapshot.requests, snapshot.total):
+            snapshot = self.tracer.lens.snapshot(listing.query)
+            listing.take(snapshot.requests, snapshot.total)
+        found = listing.current
+        return None if found is None or found.key == view.key else found

@@ -1,0 +1,67 @@
+"""The last line: the keys of the screen in front, which can be clicked too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from textual import events
+
+from tracer.tui.canvas import Canvas, Line, Row
+from tracer.tui.theme import Look
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key as shown, what it does in a word, and the action that a click runs. `on` marks a switch that is on."""
+
+    key: str
+    name: str
+    action: str
+    on: bool = False
+
+
+class KeyBar(Canvas):
+    """Keys from the left, a word about the state at the right. Keys that do not fit are left out, last ones first."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__(look, id="keys")
+        self.add_class("tile")
+        self.keys: Sequence[Key] = ()
+        self.note = ""
+
+    def show(self, keys: Sequence[Key], note: str = "") -> None:
+        """Draw these keys."""
+        self.keys, self.note = keys, note
+        self.repaint()
+
+    def _places(self, width: int) -> list[tuple[int, int, Key]]:
+        places: list[tuple[int, int, Key]] = []
+        at = 1
+        for key in self.keys:
+            cells = len(key.key) + len(key.name) + 1
+            if at + cells > width:
+                break
+            places.append((at, cells, key))
+            at += cells + 2
+        return places
+
+    def paint(self, width: int, height: int) -> list[Row]:
+        """The row."""
+        look = self.look
+        line = Line(width)
+        places = self._places(width)
+        for at, _, key in places:
+            line.fill_to(at, look.key_text)
+            line.put(key.key, look.key).put(" ", look.key_text)
+            line.put(key.name, look.key_on if key.on else look.key_text)
+        if self.note and line.room > len(self.note) + 2:
+            line.fill_to(width - len(self.note) - 1, look.key_text).put(self.note, look.key_text)
+        return [line.end(look.key_text)]
+
+    async def on_click(self, event: events.Click) -> None:
+        """Do what the key does."""
+        for at, cells, key in self._places(self.size.width):
+            if at <= event.x < at + cells:
+                await self.app.run_action(key.action, self.screen)
+                return

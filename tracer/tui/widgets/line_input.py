@@ -1,0 +1,52 @@
+"""One line to type in, shown above the keys while it is needed: the filter, or a prompt."""
+
+from __future__ import annotations
+
+from textual import events
+from textual.message import Message
+from textual.widgets import Input
+
+from tracer.tui.theme import Look
+
+
+class LineInput(Input):
+    """An input that is there only between `open` and `close`."""
+
+    DEFAULT_CSS = """
+    LineInput { height: 1; border: none; padding: 0 1; background: $surface; }
+    LineInput:focus { border: none; background-tint: transparent 0%; }
+    """
+
+    class Cancelled(Message):
+        """Left with Escape."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__(id="line", compact=True, select_on_focus=False)
+        self.add_class("tile")
+        self.look = look
+        self.shown = False
+        self.purpose = ""
+        self.can_focus = False
+
+    def open(self, purpose: str, value: str, placeholder: str) -> None:
+        """Show it with a value, for one of the screen's purposes."""
+        self.purpose = purpose
+        self.placeholder = f"{purpose}: {placeholder}"
+        with self.prevent(Input.Changed):
+            self.value = value
+        self.cursor_position = len(value)
+        self.shown = True
+        self.can_focus = True
+        self.call_after_refresh(self.focus)
+
+    def close(self) -> None:
+        """Take it away."""
+        self.shown = False
+        self.can_focus = False
+
+    def on_key(self, event: events.Key) -> None:
+        """Escape leaves it."""
+        if event.key == "escape":
+            event.stop()
+            event.prevent_default()
+            self.post_message(self.Cancelled())
