@@ -140,6 +140,8 @@ class Demo:
         """
         launcher = LAUNCHERS[self.engine]
         launcher("", 0)  # says at once when the engine is missing, before 93 MB are fetched for it
+        if self.model is not None:
+            self.model = checked_model(self.model)
         if self.stopwatch is not None:
             try:
                 self.stopwatch.write_bytes(b"")
@@ -156,11 +158,12 @@ class Demo:
         assert launch is not None
         name = NAME if self.model is None else Path(self._model).name
         say(f"{self.engine} is loading {name} …")
+        await self.traffic.start(f"http://127.0.0.1:{launch.port}/v1", self._model)
         while not await answers(launch.port, launch.health):
             if not alive():
                 return
             await asyncio.sleep(HEALTH_PERIOD_S)
-        await self.traffic.start(f"http://127.0.0.1:{launch.port}/v1", self._model)
+        self.traffic.begin()
         say(f"{self.engine} serves; clients come at {self.traffic.rate:g} a second")
 
     async def finish(self) -> None:
@@ -182,6 +185,18 @@ class Demo:
         assert self.stopwatch is not None
         with contextlib.suppress(OSError), self.stopwatch.open("ab") as file:
             file.write(msgspec.json.encode(watch) + b"\n")
+
+
+def checked_model(given: str) -> str:
+    """A model as an engine takes it: a folder that holds one, or a hub id. Raises DemoError for any other path."""
+    folder = Path(given).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise DemoError(f"{given} is no model folder: it holds no config.json")
+        return str(folder.resolve())
+    if given.startswith(("/", ".", "~")) or given.count("/") > 1:
+        raise DemoError(f"there is no model folder {given}")
+    return given
 
 
 class _Progress(msgspec.Struct):

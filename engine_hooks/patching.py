@@ -12,7 +12,7 @@ import functools
 import importlib
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -79,6 +79,12 @@ class Patches:
 
         self._undo[hook.path] = undo
         return True
+
+    def lost(self, hooks: Iterable[Hook]) -> dict[int, tuple[str, str]]:
+        """Stage → (path, reason) for the stages of those of `hooks` that could not be put in."""
+        return {
+            stage: (hook.path, self.misses[hook.path]) for hook in hooks if hook.path in self.misses for stage in hook.stages
+        }
 
     def remove(self) -> None:
         """Take all hooks out, last one first."""

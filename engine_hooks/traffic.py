@@ -48,8 +48,9 @@ class Tally:
 class Traffic:
     """Clients in a process of their own. `rate`: arrivals a second (a chat of several turns arrives once).
 
-    `on_record` is called with the stopwatch of each request that has ended. All methods belong to the event loop in
-    which `start` ran; before it they only note what is wanted.
+    `start` the process early, it takes a second to load; `begin` when the engine serves. `on_record` is called with the
+    stopwatch of each request that has ended. All methods belong to the event loop in which `start` ran; before it they
+    only note what is wanted.
     """
 
     def __init__(self, rate: float = 0.5, seed: int = 0, bursts: bool = True,
@@ -65,7 +66,7 @@ class Traffic:
         self._asked = 0
 
     async def start(self, url: str, model: str) -> None:
-        """Start the clients against the OpenAI-compatible server at base `url`. Raises OSError."""
+        """Start the clients' process for the OpenAI-compatible server at base `url`. Raises OSError."""
         arguments = (url, model, str(self.seed), str(self.rate), str(int(self.bursts)))
         self._process = await asyncio.create_subprocess_exec(
             *own_python("engine_hooks.clients", "main", *arguments),
@@ -78,6 +79,10 @@ class Traffic:
         self._reader = asyncio.create_task(self._read())
         if self.paused:
             self._order(Order(paused=True))
+
+    def begin(self) -> None:
+        """The server serves: let the clients come, the first one at once."""
+        self._order(Order(begin=True))
 
     @property
     def running(self) -> bool:

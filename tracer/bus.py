@@ -161,7 +161,7 @@ class Bus:
     # --- out ------------------------------------------------------------------------------------------------------
 
     def _release(self, *, everything: bool = False) -> None:
-        """Hand out what has waited for the window, in order; all of it when nobody else speaks."""
+        """Hand out what has waited for the window, in order; all of it when nobody is left who could say more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -169,7 +169,7 @@ class Bus:
         if not pending:
             return
         pending.sort()
-        everything = everything or len(self._speaking) <= 1 or len(pending) > MAX_PENDING
+        everything = everything or self._nobody_else() or len(pending) > MAX_PENDING
         horizon = self._now() - self._window
         ready = len(pending)
         if not everything:
@@ -180,6 +180,12 @@ class Bus:
         if pending:
             delay = max(pending[0][0] - horizon, NS_PER_MS) / NS_PER_S
             self._timer = asyncio.get_running_loop().call_later(delay, self._release)
+
+    def _nobody_else(self) -> bool:
+        """Whether no source can still say something that belongs before what is pending: none speaks, or one alone."""
+        if len(self._speaking) == 1:
+            return self._speaking.issuperset(entry[2] for entry in self._pending)
+        return not self._speaking
 
     def _hand_out(self, delivery: Delivery) -> None:
         for subscription in self._subscriptions:

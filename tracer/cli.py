@@ -113,7 +113,8 @@ def _run(job: Job, options: argparse.Namespace, *, traffic: Any, mode: str) -> i
     try:
         this = Run(job, environment, voice.say, log=options.log, on_line=voice.line if headless else None)
     except OSError as error:
-        raise UsageError(f"cannot begin a run: {error}") from error
+        place = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise UsageError(f"cannot begin a run: {place}") from error
     try:
         if headless:
             return _headless(this, options)
@@ -163,30 +164,52 @@ def _only(targets: Sequence[Target]) -> Target:
 
 
 def _print_summary(snapshot: Snapshot, as_json: bool, extra: dict[str, object] | None = None) -> None:
-    """The state in JSON, or as text that fits the terminal."""
-    import shutil
+    """The state as JSON, or as text that fits the terminal."""
+    from tracer.export import jsondoc, text
 
     if as_json:
-        import msgspec
-
-        from tracer.export import jsondoc
-
-        _print(msgspec.json.format(msgspec.json.encode(jsondoc.document(snapshot, extra=extra)), indent=2).decode())
-        return
-    from tracer.export import text
-
-    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
-    _print(text.report(snapshot, width=width, unicode=_unicode()))
+        _print_json(jsondoc.document(snapshot, extra=extra))
+    else:
+        _print(text.report(snapshot, width=_width(), unicode=_unicode(), colour=_colour()).rstrip("\n"))
 
 
 def _print_request(state: TraceState, wanted: str, as_json: bool) -> None:
-    raise UsageError("not yet")
+    """One request closely. Raises UsageError when it is not known."""
+    from tracer.export import jsondoc, text
+
+    detail = state.detail(wanted)
+    if detail is None:
+        known = ", ".join(state.request_ids()[-5:]) or "none"
+        raise UsageError(f"no request {wanted}; the latest are: {known}")
+    if as_json:
+        _print_json(jsondoc.request(detail.view, state.snapshot(limit=0)))
+    else:
+        _print(text.request_report(detail, width=_width(), unicode=_unicode(), colour=_colour()).rstrip("\n"))
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    """JSON in ASCII, which every encoding of stdout can hold."""
+    import json
+
+    _print(json.dumps(document, indent=2))
 
 
 def _print(text: str) -> None:
     """Print on stdout whatever its encoding can hold."""
     encoding = sys.stdout.encoding or "ascii"
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+
+
+def _width() -> int:
+    """Cells of a line: the terminal's, or 100 where there is none."""
+    import shutil
+
+    return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
+
+
+def _colour() -> bool:
+    """Whether stdout is a terminal that takes colours."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
 
 
 def _unicode() -> bool:

@@ -446,7 +446,7 @@ class Roster(Event, tag=32):
     """Absolute state of the requests inside the engine after step `n`, about once a second: repairs any gap.
 
     `rows`: packed sixes (key, computed tokens, output tokens, blocks held, prompt tokens, 1 when member of step `n`).
-    `complete`: whether a request that is not listed is not in the engine.
+    `complete`: whether a request that is not listed, neither running nor waiting, is not in the engine.
     """
 
     n: int

@@ -56,6 +56,9 @@ async def attend(run: Run, seconds: float | None) -> Outcome:
         if by_itself:
             code = living.result()
             await asyncio.sleep(LAST_WORDS_S)
+            if code:
+                run.log.close()
+                run.say(f"{run.job.title} ended with code {code} after {run.seconds:.1f} s")
         snapshot = state.snapshot(now=clock.now())
         if not by_itself:
             code = await end(run, living, came.result() if came.done() else None)

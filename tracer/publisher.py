@@ -207,7 +207,7 @@ class Publisher:
             for viewer in self._viewers:
                 viewer.put_first([encode(Hello(self.header))])
         for viewer in self._fresh:
-            self._tell_all(viewer)
+            self._guarded(self._tell_all, viewer)
         self._viewers += self._fresh
         self._fresh = []
         for viewer in list(self._viewers):
@@ -290,7 +290,7 @@ class Publisher:
     def _flush_all(self, deadline: float) -> None:
         """Send what is left, as long as it moves."""
         for viewer in self._fresh:
-            self._tell_all(viewer)
+            self._guarded(self._tell_all, viewer)
         left = [viewer for viewer in [*self._viewers, *self._fresh] if viewer.flush() and viewer.waiting]
         stalled = time.monotonic() + _STALLED
         while left and (moment := time.monotonic()) < min(deadline, stalled):

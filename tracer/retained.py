@@ -140,7 +140,7 @@ class Retained:
         observers = self._observers
         for event in events:
             observer = observers.get(type(event))
-            if observer is not None:
+            if observer is not None and type(event.t) is int:
                 observer(event)
         self._forget_ended(now)
         while len(self._requests) > self._max_requests or self._events > self._max_events:

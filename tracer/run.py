@@ -119,11 +119,11 @@ class Run:
         self.job = job
         self.say = say
         self.name = f"{_plain(job.title)}-{os.getpid()}"
-        base = private_directory(default_directory(), create=True)
-        self.folder = private_directory(base / f"{RUN_PREFIX}{self.name}", create=True)
-        self.log = EngineLog(log or new_log(self.name), on_line)
         if log is not None:
             log.touch()
+        self.log = EngineLog(log or new_log(self.name), on_line)
+        base = private_directory(default_directory(), create=True)
+        self.folder = private_directory(base / f"{RUN_PREFIX}{self.name}", create=True)
         self.bus = Bus()
         self.bus.add(DirectorySource(self.folder))
         self.child: Child | None = None
@@ -134,7 +134,8 @@ class Run:
         self.traced = False
         """Whether a traced process has appeared."""
         self._hooks = hooks
-        self._started_at = 0.0
+        self._started_at: float | None = None
+        self._ended_at: float | None = None
         self._finished = False
 
     async def live(self) -> int:
@@ -146,7 +147,7 @@ class Run:
             return await self._live()
         except ChildError as error:
             raise RunError(str(error), error.code) from error
-        except (RuntimeError, OSError) as error:
+        except Exception as error:
             await self.stop()
             raise RunError(" ".join(str(error).split()) or type(error).__name__) from error
 
@@ -162,6 +163,7 @@ class Run:
             if helpers[0].done():
                 helpers[0].result()  # what went wrong there ends the run
             code = await ended
+            self._ended_at = time.monotonic()
         finally:
             for helper in helpers:
                 helper.cancel()
@@ -213,8 +215,10 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """How long the command has run."""
-        return time.monotonic() - self._started_at if self._started_at else 0.0
+        """How long the command has run, or ran."""
+        if self._started_at is None:
+            return 0.0
+        return (self._ended_at or time.monotonic()) - self._started_at
 
     def tail(self) -> list[str]:
         """The last lines of the command's output."""

@@ -147,8 +147,9 @@ def publishing(seconds: float, viewers: int, *, busy: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="tracer-bench-") as name:
         buffer = EventBuffer()
         publisher = Publisher(buffer, role="engine", title="bench", directory=Path(name))
+        others = threading.enumerate()
         publisher.start()
-        [thread] = [thread for thread in threading.enumerate() if thread.name == "tracer-publisher"]
+        [thread] = [thread for thread in threading.enumerate() if thread not in others]
         command = [sys.executable, "-c", VIEWER, str(publisher.path)]
         processes = [subprocess.Popen(command) for _ in range(viewers)]
         while publisher.viewers < viewers:

@@ -93,10 +93,9 @@ def test_a_traced_command_is_summarised(tracer: Commands) -> None:
     document = json.loads(done.stdout)
     assert document["run"]["exit_code"] == 0
     assert document["run"]["command"] == Path(sys.executable).name
-    told = json.dumps(document)
-    assert "over-1" in told
-    assert "waits-2" in told
-    assert "tinyengine" in told
+    assert [request["id"] for request in document["requests"]] == ["over-1", "waits-2"]
+    assert document["engine"]["name"] == "tinyengine"
+    assert document["coverage"]["embed"]["status"] == "unavailable"
 
 
 def test_seconds_end_the_command_and_count_as_done(tracer: Commands) -> None:
@@ -136,9 +135,12 @@ def test_a_second_interrupt_is_harder(tracer: Commands) -> None:
     """An engine that is deaf to SIGINT, and a user who does not want to wait five seconds."""
     process = tracer.start("run", "--headless", "--", *traced("tinyengine", "stubborn"))
     wait_for_line(log_of(tracer), "tinyengine is up")
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGINT)
-    wait_until(lambda: process.poll() is not None or process.send_signal(signal.SIGINT), "the run to end")
+
+    def impatience() -> bool:
+        process.send_signal(signal.SIGINT)
+        return process.poll() is not None
+
+    wait_until(impatience, "the run to end")
     _, err = process.communicate(timeout=60)
     assert any("did not end on SIGINT: sending SIGTERM" in line for line in err.splitlines())
 
@@ -168,14 +170,18 @@ def test_it_goes_on_when_nobody_reads_its_output(tracer: Commands) -> None:
 
 
 def test_a_stopped_tracer_does_not_hold_up_its_command(tracer: Commands) -> None:
-    code = "import sys\nfor _ in range(2000): sys.stdout.write('x' * 999 + '\\n')\nsys.stdout.flush(); print('all', flush=True)"
-    go = "import time, pathlib, sys\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.02)\n"
+    code = (
+        "import time, pathlib, sys\nprint('up', flush=True)\n"
+        "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.02)\n"
+        "for _ in range(2000): sys.stdout.write('x' * 999 + '\\n')\nprint('all', flush=True)"
+    )
     gate = tracer.logs.parent / "gate"
-    process = tracer.start("run", "--headless", "--log", str(gate.with_name("log")), "--", *python(go + code), str(gate))
-    wait_until(lambda: gate.with_name("log").exists(), "the run to begin")
+    process = tracer.start("run", "--headless", "--", *python(code), str(gate))
+    log = log_of(tracer)
+    wait_for_line(log, "up")
     process.send_signal(signal.SIGSTOP)
     gate.touch()
-    wait_until(lambda: gate.with_name("log").read_bytes().endswith(b"all\n"), "the command to write all of it")
+    wait_until(lambda: log.read_bytes().endswith(b"all\n"), "the command to write all of it")
     process.send_signal(signal.SIGCONT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0
@@ -183,11 +189,12 @@ def test_a_stopped_tracer_does_not_hold_up_its_command(tracer: Commands) -> None
 
 
 def test_two_runs_at_once_see_their_own_processes_only(tracer: Commands) -> None:
-    both = [tracer.start("run", "--seconds", "3", "--json", "--", *traced(name, "for", "600")) for name in ("one", "two")]
+    run = ("run", "--seconds", "3", "--json", "--")
+    both = [tracer.start(*run, *traced(name, "for", "600")) for name in ("one", "two")]
     documents = [process.communicate(timeout=60)[0] for process in both]
     for name, other, told in (("one", "two", documents[0]), ("two", "one", documents[1])):
-        engines = [engine["name"] for engine in json.loads(told)["engines"]]
-        assert engines == [name], f"not {other}"
+        titles = [process["title"] for process in json.loads(told)["processes"]]
+        assert titles == [name], f"not {other}"
 
 
 def test_the_run_s_folder_is_private(tracer: Commands) -> None:

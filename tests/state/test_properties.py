@@ -16,7 +16,6 @@ from tracer.state.trace_state import TraceState
 from tracer.state.view import Phase
 
 
-
 def some_traces(device: st.SearchStrategy[bool]) -> st.SearchStrategy[Trace]:
     return st.builds(
         simulate,
@@ -122,7 +121,7 @@ def test_lost_events_leave_a_sound_state(trace: Trace, seed: int, loss: float, t
 @few
 @given(traces, st.integers(0, 1 << 32))
 def test_tokens_are_never_made_up_when_events_are_lost_and_told(trace: Trace, seed: int) -> None:
-    """After gaps a request may be short of tokens, never have more than it got, and the exact count comes at its end."""
+    """After gaps a request may be short of tokens but never has more than it got; its end tells the exact count."""
     pick = random.Random(seed)
     state, lost = TraceState(), {header.source: 0 for header in trace.headers}
     for source, event in trace.events:
@@ -159,6 +158,8 @@ def test_reordered_sources_duplicates_and_strangers_do_no_harm(trace: Trace, see
         if pick.random() < 0.05 and hasattr(event, "key"):
             stranger = type(event)(**{name: getattr(event, name) for name in event.__struct_fields__})
             stranger.key = 90_000 + pick.randrange(9)
+            if hasattr(stranger, "rid"):  # a name of its own: under a known one it would be that request
+                stranger.rid = f"stranger-{stranger.key}"
             state.apply("stranger", stranger)
     check_nothing_raised(state)
     snapshot = state.snapshot()

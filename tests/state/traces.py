@@ -172,8 +172,8 @@ class _Player:
 
     def _front_end(self, request: Truth) -> None:
         t = request.received
-        self.tell(self.front, Received(t, request.key, request.rid, "/v1/chat/completions", tenant="a" if request.key % 2
-                                       else "b", streaming=1, offline=self.offline))  # fmt: skip
+        self.tell(self.front, Received(t, request.key, request.rid, "/v1/chat/completions",
+                                       tenant="ab"[request.key % 2], streaming=1, offline=self.offline))  # fmt: skip
         t += self.about(200, 3_000) * US
         self.tell(self.front, End(t, request.key, Stage.RECEIVE, 900))
         self.tell(self.front, Begin(t, request.key, Stage.TEMPLATE))
@@ -224,7 +224,8 @@ class _Player:
         request.finished = t
         self.tell(self.core, Finished(t, request.engine_key, reason, len(request.tokens)), at)
         request.released = t + self.about(1, 200) * US
-        self.tell(self.core, Released(request.released, request.engine_key, request.blocks, 0), max(at, request.released))
+        given_back = Released(request.released, request.engine_key, request.blocks, 0)
+        self.tell(self.core, given_back, max(at, request.released))
         self.free += request.blocks
         request.blocks = 0
         self.running = [r for r in self.running if r is not request]
@@ -297,7 +298,8 @@ class _Player:
             return
         offsets, at = [scheduled], scheduled
         tokens = sum(chunk for _, chunk in work)
-        for low, high in ((100, 800), (5, 20), (10, 60), (2_000 + 40 * tokens, 6_000 + 60 * tokens), (100, 400), (50, 90)):
+        layers = (2_000 + 40 * tokens, 6_000 + 60 * tokens)
+        for low, high in ((100, 800), (5, 20), (10, 60), layers, (100, 400), (50, 90)):
             at += self.about(low, high) * US
             offsets.append(at)
         token = at + self.about(5, 50) * US
@@ -357,5 +359,5 @@ class _Player:
 def simulate(seed: int, *, requests: int = 12, split: bool = False, blocks: int = 120, budget: int = 64,
              max_batch: int = 8, device: bool = False, offline: bool = False, output: int = 30) -> Trace:  # fmt: skip
     """Play `requests` requests; the same arguments give the same trace."""
-    return _Player(seed, requests=requests, split=split, blocks=blocks, budget=budget, max_batch=max_batch, device=device,
-                   offline=offline, output=output).play()  # fmt: skip
+    return _Player(seed, requests=requests, split=split, blocks=blocks, budget=budget, max_batch=max_batch,
+                   device=device, offline=offline, output=output).play()  # fmt: skip

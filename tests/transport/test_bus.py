@@ -67,7 +67,7 @@ def times(got: Iterable[Delivery]) -> list[int]:
 
 
 async def test_two_sources_are_merged_by_time_and_keep_their_names() -> None:
-    bus = Bus()
+    bus = Bus(window=10 * NS_PER_S)
     subscription = bus.subscribe()
     one, two = Channel("one"), Channel("two")
     base = clock.now() - 10 * NS_PER_MS
@@ -75,7 +75,8 @@ async def test_two_sources_are_merged_by_time_and_keep_their_names() -> None:
         channel.say(*(sent(base + offset) for offset in offsets))
         bus.add(channel)
     running = asyncio.create_task(bus.run())
-    await asyncio.sleep(0.3)
+    for _ in range(100):
+        await asyncio.sleep(0)
     one.end(clock.now())
     two.end(clock.now())
     got = await collect(subscription)
@@ -122,17 +123,23 @@ async def test_one_source_alone_is_not_held_back() -> None:
 
 
 async def test_another_hosts_clock_is_laid_beside_ours() -> None:
-    bus = Bus(window=300 * NS_PER_MS)
+    moment = [10 * NS_PER_S]
+    bus = Bus(now=lambda: moment[0])
     subscription = bus.subscribe()
     here, there = Channel("here"), Channel("there", boot_id="elsewhere")
     bus.add(here)
     bus.add(there)
     running = asyncio.create_task(bus.run())
-    there.say(sent(1_000))  # its clock has just started: 1,000 is about now
-    await asyncio.sleep(0.02)
-    here.say(sent(clock.now()))
-    await asyncio.sleep(0.02)
-    there.say(sent(1_000 + 40 * NS_PER_MS))
+    for later, channel, stamp in (
+        (0, there, 1_000),  # its clock has just started: 1,000 is about now
+        (20 * NS_PER_MS, here, 10 * NS_PER_S + 20 * NS_PER_MS),
+        (20 * NS_PER_MS, there, 1_000 + 40 * NS_PER_MS),
+    ):
+        moment[0] += later
+        channel.say(sent(stamp))
+        for _ in range(100):
+            await asyncio.sleep(0)
+    moment[0] += NS_PER_S
     got: list[str] = []
     while len(got) < 3:
         got += [one.source for one in [await asyncio.wait_for(anext(subscription), PATIENCE)] if one.events]

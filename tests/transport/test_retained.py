@@ -193,6 +193,13 @@ def test_text_of_all_requests_is_bounded_and_goes_from_the_oldest() -> None:
     assert retained.texts_dropped > 0
 
 
+def test_an_event_without_a_time_is_not_kept() -> None:
+    retained = Retained()
+    wrong: list[Event] = [Queued(None, 1, "a"), Heartbeat(None), Step(None, 1)]  # type: ignore[arg-type]
+    retained.observe([*wrong, Queued(5, 2, "b")], 6)
+    assert retained.snapshot() == [Queued(5, 2, "b")]
+
+
 _request_events = st.one_of(
     st.builds(Received, st.just(0), st.integers(0, 5), st.just("r")),
     st.builds(Queued, st.just(0), st.integers(0, 5), st.just("r")),

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
+from tests.tui.timeline import HEADER, SOURCE, Timeline
 from tracer.events import Event
 from tracer.state.trace_state import TraceState
 from tracer.tui.app import TracerApp
 from tracer.tui.theme import DARK, UNICODE, Look
-
-from tests.tui.timeline import HEADER, SOURCE, Timeline
 
 
 class FixedFeed:

@@ -12,8 +12,26 @@ from dataclasses import dataclass, field
 
 from tracer.clock import NS_PER_MS, NS_PER_S, ClockAnchor
 from tracer.events import (
-    Begin, Closed, Coverage, End, Engine, EngineStatus, Event, Finished, Header, Heartbeat, Output, Preempted, Prompt,
-    Queued, Received, Released, Scheduled, Sent, Step, pack_u32,
+    Begin,
+    Closed,
+    Coverage,
+    End,
+    Engine,
+    EngineStatus,
+    Event,
+    Finished,
+    Header,
+    Heartbeat,
+    Output,
+    Preempted,
+    Prompt,
+    Queued,
+    Received,
+    Released,
+    Scheduled,
+    Sent,
+    Step,
+    pack_u32,
 )  # fmt: skip
 from tracer.stages import Stage
 from tracer.state.trace_state import TraceState
@@ -94,8 +112,10 @@ class Timeline:
         self.jobs: list[Job] = []
         for key in range(1, requests + 1):
             at += int(draw.expovariate(rate) * NS_PER_S)
-            prompt = int(min(1500, max(8, draw.lognormvariate(4.6, 1.0))))
-            output = int(min(600, max(1, draw.lognormvariate(0, 0.7) * mean_output)))
+            # No request may need more than the pool: it would wait for ever.
+            room = engine.num_blocks * engine.block_size - engine.block_size
+            prompt = int(min(1500, room // 2, max(8, draw.lognormvariate(4.6, 1.0))))
+            output = int(min(600, room - prompt, max(1, draw.lognormvariate(0, 0.7) * mean_output)))
             hit = prompt // 32 * 16 if draw.random() < 0.4 else 0
             self.jobs.append(Job(key, at, prompt, output, ids.format(key), cached=hit))
         self._run()
@@ -156,6 +176,8 @@ class Timeline:
         block_size = self.engine.block_size
         beat = self.t
         while arrivals or waiting or running:
+            if self.n > 200_000:
+                raise AssertionError("the timeline does not end")
             if not waiting and not running and arrivals:
                 self.t = max(self.t, arrivals[0][0])
             while arrivals and arrivals[0][0] <= self.t:
@@ -167,7 +189,7 @@ class Timeline:
             budget = self.engine.max_batch_tokens
             plan: list[tuple[Job, int]] = []
             held = {id(job): len(job.blocks) for job in running}
-            for job in list(running):
+            for job in running:
                 if job.done < job.prompt + job.produced - 1 or job.produced == 0:
                     continue
                 if job not in running:

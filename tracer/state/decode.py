@@ -63,6 +63,14 @@ def last_token(request: Request) -> int | None:
     return settled.last
 
 
+def last_end(request: Request) -> int:
+    """When the step of the last output token was over (ns); 0 when that is not known."""
+    given = list(spans(request))
+    if given and request.batch is not None:
+        return request.batch.history.end(given[-1].last)
+    return request.settled.end
+
+
 def token_times(request: Request) -> tuple[array[int], array[int]]:
     """Instant (ns) and batch size for each output token that a step told of. O(tokens): for one request at a time."""
     limit = token_limit(request)

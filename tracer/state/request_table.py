@@ -131,7 +131,13 @@ class RequestTable:
         peers = self._by_name.setdefault(name, [])
         for peer in peers[-_NAMES:]:
             if self._same(peer, request):
-                return self._merge(peer, request)
+                fronted = peer.received is None and request.received is not None
+                merged = self._merge(peer, request)
+                if fronted and merged.names[0] != name and not request.names:
+                    merged.names.remove(name)  # what the front end calls it is what its client knows
+                    merged.names.insert(0, name)
+                    self._show_as(merged, _shorten(name))
+                return merged
         peers.append(request)
         request.names.append(name)
         if len(request.names) == 1:
@@ -166,9 +172,9 @@ class RequestTable:
         for request in (one, other):
             self._remove(request)
             self._unmark(request)
-        if one.received is None and other.received is not None:
-            one.id = other.id  # the front end's name is the one that the client knows
-            one.names[:0], other.names = other.names, []
+        if one.received is None and other.received is not None and other.names:
+            one.id = other.id  # what the front end calls it is what its client knows
+            one.names = list(dict.fromkeys([*other.names, *one.names]))
         one.first_seen = min(one.first_seen, other.first_seen)
         for name in _FRONT:
             if getattr(one, name) is None:
@@ -193,10 +199,7 @@ class RequestTable:
         for key in other.keys:
             self._by_key[key] = one
             one.keys.append(key)
-        for name in other.names:
-            if name not in one.names:
-                one.names.append(name)
-            self._by_name[name] = [one if r is other else r for r in self._by_name.get(name, ())]
+        one.names = list(dict.fromkeys([*one.names, *other.names]))
         for name in one.names:
             peers = self._by_name.setdefault(name, [])
             peers[:] = dict.fromkeys(one if r is other else r for r in peers)

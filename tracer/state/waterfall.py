@@ -19,13 +19,14 @@ from tracer.state.step_history import StepHistory, device_offsets, token_instant
 from tracer.state.view import ChunkView, Segment, StageView, Status
 
 _ALL: Final = tuple(Stage)
+_WAIT, _UPDATE = decode.DECODE_PARTS.index("wait"), decode.DECODE_PARTS.index("update")
 SETTLED_AFTER: Final = 64
 """Steps after which device times for a step are no longer expected, so that rows made from it can be reused."""
 
 
 class Span(NamedTuple):
     """One stage as an interval (ns); None where an instant is not known. `waits`: stretches in it that were waiting.
-    `whole` says why the interval covers more than the stage, when the step was not told in parts."""
+    `note`: what to know about the interval, for example that the step was not told in parts."""
 
     begin: int | None
     end: int | None
@@ -33,7 +34,7 @@ class Span(NamedTuple):
     wait: int | None = None
     parts: tuple[tuple[str, int], ...] = ()
     estimated: bool = False
-    whole: str = ""
+    note: str = ""
 
 
 NOTHING: Final = Span(None, None)
@@ -100,7 +101,7 @@ def stage_row(
         status, end = Status.RUNNING, None
     elif span.estimated:
         status = Status.ESTIMATED
-    elif coverage is not None and coverage.status in (Status.ESTIMATED, Status.UNAVAILABLE) and span.whole:
+    elif coverage is not None and coverage.status in (Status.ESTIMATED, Status.UNAVAILABLE) and span.note:
         status = Status(coverage.status)
     else:
         status = Status.MEASURED
@@ -113,13 +114,13 @@ def stage_row(
         length / NS_PER_MS,
         None if span.wait is None else min(span.wait, length) / NS_PER_MS,
         length / total if total else None,
-        reason or span.whole,
+        reason or span.note,
         tuple([(name, value / NS_PER_MS) for name, value in span.parts]),
     )
 
 
 def segments(request: Request, spans: list[Span], until: int) -> list[Segment]:
-    """The request's bar: stretches ordered by begin, none over another; where stages overlap, the lower one is first."""
+    """The request's bar: stretches ordered by begin, none over another; where stages overlap, the lower is first."""
     pieces: list[tuple[int, int, int | None, bool]] = []
     first_only = request.output_tokens <= 1
     stream = spans[Stage.STREAM - 1]
@@ -128,8 +129,6 @@ def segments(request: Request, spans: list[Span], until: int) -> list[Segment]:
         begin, end = span.begin, span.end
         if begin is None or (stage == Stage.DECODE and end is None and first_only and streaming):
             continue
-        if end is None and request.over is not None:
-            end = max(begin, request.over)
         if not span.waits:
             pieces.append((begin, stage, end, stage == Stage.ADMISSION))
             continue
@@ -148,10 +147,12 @@ def segments(request: Request, spans: list[Span], until: int) -> list[Segment]:
     reached = -1
     for place, (begin, stage, end, waiting) in enumerate(pieces):
         if place + 1 < len(pieces):
-            following = pieces[place + 1][0]
-            # What has no end yet, or waits, gives way to what began later.
-            if end is None or (waiting and end > following):
-                end = following
+            if end is None:
+                continue  # something began later: its own end was lost, and is not guessed
+            if waiting:
+                end = min(end, pieces[place + 1][0])
+        elif end is None:
+            end = request.over
         begin = max(begin, reached)
         if end is None or end > begin:
             drawn.append(Segment(_ALL[stage - 1], begin, end, waiting))
@@ -214,15 +215,17 @@ def _ordered(begin: int | None, end: int | None) -> Span:
 
 
 def _admission(request: Request) -> Span:
-    """All of stage 4 is waiting; the hop between processes and the engine's queue are its parts."""
-    span = _ordered(latency.admission(request), request.lookup)
-    if span.begin is None or span.end is None:
-        return span
+    """All of stage 4 is waiting; the hop between processes and the engine's queue are its parts. It also ends when the
+    request is given up before it was ever scheduled."""
+    begin = latency.admission(request)
+    end = request.lookup if request.ran else request.finished
+    if begin is None or end is None or end < begin:
+        return Span(begin, None)
     parts: tuple[tuple[str, int], ...] = ()
     hop = latency.interval(request.admission_begin, request.queued)
-    if hop is not None and request.queued is not None and request.queued <= span.end:
-        parts = (("hop", hop), ("queue", span.end - request.queued))
-    return span._replace(wait=span.end - span.begin, parts=parts)
+    if hop is not None and request.queued is not None and request.queued <= end:
+        parts = (("hop", hop), ("queue", end - request.queued))
+    return Span(begin, end, (), end - begin, parts, note="" if request.ran else "never scheduled")
 
 
 def _first_pass(request: Request) -> Step | None:
@@ -262,7 +265,7 @@ def _prefill(request: Request) -> Span:
     history = request.batch.history if request.batch is not None else None
     begin = end = None
     waits: list[tuple[int, int | None]] = []
-    estimated, whole = False, ""
+    estimated, note = False, ""
     for item in request.passes:
         step = _step(item, history)
         if step is None:
@@ -270,7 +273,7 @@ def _prefill(request: Request) -> Span:
         start, stop = _layers(step)
         embed, layers, head, _ = device_offsets(step)
         if layers < 0 or head < 0:
-            whole = "whole step: its parts are not told"
+            note = "whole step: its parts are not told"
         estimated = estimated or step.timing == Timing.ESTIMATED
         if begin is None:
             begin = start
@@ -282,12 +285,17 @@ def _prefill(request: Request) -> Span:
         end = max(stop, end or 0, start)
     if begin is None:
         return NOTHING
-    done = request.first_token is not None
-    last = request.preemptions[-1] if request.preemptions else None
-    if not done and last is not None and last.resumed is None and request.over is None and end is not None:
-        waits.append((max(end, last.begin), None))
-    wait = sum(stop - start for start, stop in waits if stop is not None)
-    return Span(begin, end if done else None, tuple(waits), wait, estimated=estimated, whole=whole)
+    if request.first_token is None and end is not None:  # it goes on, or was given up
+        given_up = latency.last_token(request)
+        start = max(end, request.preemptions[-1].begin) if request.preempted else end
+        if request.preempted and (given_up is None or given_up > start):
+            waits.append((start, given_up))
+        end = given_up
+        note = note if end is None else "given up before the first token"
+    if end is not None and end < begin:
+        end = None
+    wait = sum(max(0, stop - start) for start, stop in waits if stop is not None)
+    return Span(begin, end, tuple(waits), wait, estimated=estimated, note=note)
 
 
 def _stream(request: Request) -> Span:
@@ -316,26 +324,24 @@ def decode_span(request: Request, until: int) -> Span:
     parts = decode.decode_parts(request)
     if parts is None:
         return Span(begin, end, tuple(waits))
-    last = None if end is None else decode.last_token(request)
-    if end is not None and last is not None and end > last:
-        _tail(request, parts, last, end)
-    wait = parts[0]
+    if end is not None:
+        _tail(request, parts, end)
+    wait = parts[_WAIT]
     if waits and waits[-1][1] is None:
         wait += max(0, limit - waits[-1][0])
     named = tuple([(name, value) for name, value in zip(decode.DECODE_PARTS, parts, strict=True) if value])
     return Span(begin, end, tuple(waits), wait, named, request.batch is not None and _estimated(request))
 
 
-def _tail(request: Request, parts: list[int], last: int, end: int) -> None:
-    """From the last token to the instant at which the engine knew that it was the last: what remained of its step,
-    then waiting (a request that is cancelled waits for that between steps)."""
-    update = 0
-    if request.batch is not None and request.last_index >= request.batch.history.base:
-        update = min(max(request.batch.history.end(request.last_index), last), end) - last
-    elif request.settled.end:
-        update = min(max(request.settled.end, last), end) - last
-    parts[1] += update
-    parts[0] += end - last - update
+def _tail(request: Request, parts: list[int], end: int) -> None:
+    """Add the time from the last token to the instant at which the engine knew that it was the last: what remained of
+    its step, then waiting (a request that is cancelled waits for that between steps)."""
+    last = decode.last_token(request)
+    if last is None or end <= last:
+        return
+    update = min(max(decode.last_end(request), last), end) - last
+    parts[_UPDATE] += update
+    parts[_WAIT] += end - last - update
 
 
 def _estimated(request: Request) -> bool:

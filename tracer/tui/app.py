@@ -8,6 +8,7 @@ nothing can have changed is not drawn at all.
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import gc
 import os
@@ -23,7 +24,7 @@ from textual.binding import Binding
 from textual.screen import Screen
 
 from tracer.state.view import RequestView, Snapshot
-from tracer.text import clean
+from tracer.text import cell_width, clean
 from tracer.tui import compositor
 from tracer.tui.feed import EngineLog, Feed, Traffic
 from tracer.tui.lens import Lens
@@ -118,7 +119,7 @@ class TracerApp(App[int]):
 
     @staticmethod
     def _settle_memory() -> None:
-        """Keep the garbage collector off what will live as long as the program: p95 of a frame from 63 to 7 ms."""
+        """Keep the garbage collector off what lives as long as the program: p95 of a frame from 63 to 7 ms."""
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 50, 100)
@@ -153,8 +154,8 @@ class TracerApp(App[int]):
         if not isinstance(screen, FrameScreen) or not self._writable():
             return
         state = self.feed.state
-        seen = (state.now, state.unknown, self.feed.status, self.lens.paused, screen, len(self.engine_log.lines) if self.engine_log
-                else 0, self.note)  # fmt: skip
+        logged = len(self.engine_log.lines) if self.engine_log else 0
+        seen = (state.now, state.unknown, self.feed.status, self.lens.paused, screen, logged, self.note)
         if seen == self._seen and (self.lens.paused or not state.requests.live):
             self._idle += 1
             if self._idle % IDLE_EVERY:
@@ -171,7 +172,7 @@ class TracerApp(App[int]):
             return True
         queue = getattr(writer, "_queue", None)
         if not writer.is_alive():
-            # The terminal is gone. Nobody empties the queue any more, so nothing may wait for room in it on the way out.
+            # The terminal is gone. Nobody empties the queue any more: nothing may wait for room in it on the way out.
             if queue is not None:
                 queue.maxsize = 0
             self.exit(return_code=128 + signal.SIGHUP)
@@ -346,15 +347,22 @@ class TracerApp(App[int]):
                 yield SystemCommand("Engine log", "Show or hide what the engine writes", screen.action_log)
         if self.traffic is not None:
             yield SystemCommand("Burst", "Send a handful of requests at once", self.action_burst)
-            yield SystemCommand("Stop or resume arrivals", "Pause the demonstration's traffic", self.action_stop_traffic)
+            yield SystemCommand("Arrivals", "Stop or resume the demonstration's traffic", self.action_stop_traffic)
         yield SystemCommand("Quit", "Leave", self.exit)
 
 
 def _replace_unencodable() -> None:
-    """Let a terminal of another encoding show a question mark for what it cannot, one cell for one cell."""
+    """Let a terminal of another encoding show question marks for what it cannot: as many as the glyph takes cells."""
+
+    def cells(error: UnicodeError) -> tuple[str, int]:
+        if not isinstance(error, UnicodeEncodeError):
+            raise error
+        return "?" * cell_width(error.object[error.start : error.end]), error.end
+
+    codecs.register_error("tracer-cells", cells)
     stream: Any = sys.__stderr__
     with contextlib.suppress(AttributeError, ValueError, OSError):
-        stream.reconfigure(errors="replace")
+        stream.reconfigure(errors="tracer-cells")
 
 
 def _cache_folder() -> Path:

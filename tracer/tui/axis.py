@@ -1,8 +1,8 @@
 """Time axes: which column an instant falls into.
 
 The shared axis of the Live screen jumps by a quarter of a page instead of scrolling by columns: scrolling redraws
-every bar every few frames (78 kB/s), a jump redraws them once in some seconds (9 kB/s), and bars that stand still can be
-read.
+every bar every few frames (78 kB/s), a jump redraws them once in some seconds (9 kB/s), and bars that stand still can
+be read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tracer.tui import figures
 SPANS: Final = tuple(
     int(seconds * NS_PER_S)
     for seconds in (
-        0.001, 0.002, 0.004, 0.01, 0.02, 0.04, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.6, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 30,
-        40, 60, 80, 100, 120, 160, 200, 240, 300, 400, 600, 800, 1200, 1800, 2400, 3600, 7200, 14400, 43200, 86400,
+        0.001, 0.002, 0.004, 0.01, 0.02, 0.04, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.6, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24,
+        30, 40, 60, 80, 100, 120, 160, 200, 240, 300, 400, 600, 800, 1200, 1800, 2400, 3600, 7200, 14400, 43200, 86400,
         604800,
     )
 )  # fmt: skip
@@ -64,10 +64,10 @@ class PageAxis:
                 span = next((s for s in SPANS if s >= shortest and self._history(s) >= reach), SPANS[-1])
         jump = span // JUMP
         begin = latest // jump * jump - span + jump
-        if span != self.span or not self.begin <= latest < self.begin + self.span:
-            if (begin, span) != (self.begin, self.span):
-                self.begin, self.span = begin, span
-                self.version += 1
+        moved = span != self.span or not self.begin <= latest < self.begin + self.span
+        if moved and (begin, span) != (self.begin, self.span):
+            self.begin, self.span = begin, span
+            self.version += 1
 
     @staticmethod
     def _history(span: int) -> int:

@@ -101,13 +101,15 @@ class Bars:
         """Cells `begin` to `end` of one kind."""
         look = self.look
         if code == EMPTY:
-            return Segment(self.grid[begin:end], look.style(look.palette.grid, back, "" if look.palette.grid else "dim"))
+            style = look.style(look.palette.grid, back, "" if look.palette.grid else "dim")
+            return Segment(self.grid[begin:end], style)
         if code == UNATTRIBUTED:
             return Segment(look.glyphs.dot * (end - begin), look.style(look.palette.dim, back))
         stage = Stage(code & 15)
         colours = look.bar_colours[self.shade]
         if code & WAIT:
-            return Segment(look.glyphs.wait * (end - begin), look.style(colours[stage], back))
+            ground = look.wait_colours[stage] if look.fine else back
+            return Segment(look.glyphs.wait * (end - begin), look.style(colours[stage], ground))
         return Segment(look.fill(stage) * (end - begin), look.style(colours[stage], back))
 
     def _fine(self, data: bytes, back: str) -> list[Segment]:

@@ -179,7 +179,7 @@ class Canvas(Widget):
             return
         rows = self._paint(size)
         dirty: list[Region] = []
-        for y, (old, new) in enumerate(zip(self._rows, rows)):
+        for y, (old, new) in enumerate(zip(self._rows, rows, strict=True)):
             if old is new or old == new:
                 continue
             runs = changed_columns(old, new)

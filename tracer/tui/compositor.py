@@ -28,7 +28,9 @@ from tracer.text import cell_width
 TESTED: Final = ("8.2.8",)
 """Versions of Textual whose `ChopsUpdate` this was checked against."""
 
-_plain: Final = re.compile("[\x20-\x7e\xa0-\u02ff\u2010-\u2027\u2030-\u205e\u2190-\u21ff\u2500-\u25fc\u2800-\u28ff]*").fullmatch
+_plain: Final = re.compile(
+    "[\x20-\x7e\xa0-\u02ff\u2010-\u2027\u2030-\u205e\u2190-\u21ff\u2500-\u25fc\u2800-\u28ff]*"
+).fullmatch
 """Matches text of glyphs that every terminal draws one cell wide."""
 
 _stock: Callable[..., str] | None = None
@@ -75,7 +77,7 @@ def render_changed(self: Any, console: Console) -> str:
     """Terminal sequences for the changed spans: the columns of `spans` and nothing else."""
     out: list[str] = []
     for y, left, right in self.spans:
-        for end, (x, strip) in zip(self.chop_ends[y], self.chops[y].items()):
+        for end, (x, strip) in zip(self.chop_ends[y], self.chops[y].items(), strict=False):
             if strip is None or x >= right or end <= left:
                 continue
             start, stop = max(left, x) - x, min(right, end) - x

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-UNKNOWN: Final = "–"
+UNKNOWN: Final = "-"
 
 
 def milliseconds(ms: float | None) -> str:

@@ -51,9 +51,8 @@ class History:
 def plot(values: Sequence[float | None], rises: str, rows: int, top: float) -> list[str]:
     """Values as columns of `rows` rows of glyphs, the first row on top; `top` is a full column. None is left empty."""
     steps = len(rises) - 1
-    units = [
-        0 if value is None else max(1, round(min(value, top) / top * rows * steps)) if top > 0 else 1 for value in values
-    ]
+    scale = rows * steps / top if top > 0 else 0.0
+    units = [0 if value is None else max(1, round(min(value, top) * scale)) for value in values]
     return [
         "".join(rises[max(0, min(steps, unit - row * steps))] for unit in units) for row in range(rows - 1, -1, -1)
     ]

@@ -54,7 +54,8 @@ class Panel(Canvas):
             style = look.style("", None, "bold reverse")
         room = max(0, width - line.used - (note_cells + 3 if note else 0) - 1)
         if title and room > 2:
-            line.put(" ", rule).put_text(title, style, min(room, _cells(title)), ellipsis=glyphs.ellipsis).put(" ", rule)
+            line.put(" ", rule).put_text(title, style, min(room, _cells(title)), ellipsis=glyphs.ellipsis)
+            line.put(" ", rule)
         if note and line.room >= note_cells + 3:
             line.fill_to(width - note_cells - 3, rule, glyphs.horizontal)
             line.put(" ", rule).put_segments(note, note_cells).put(" ", rule)

@@ -9,6 +9,7 @@ the axis jumps now and then instead of creeping.
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ class RequestAxis:
         ticks: list[Tick] = []
         if self.scale is Scale.ELASTIC:
             last = -spacing
-            for t, place in zip(self.times, self.places):
+            for t, place in zip(self.times, self.places, strict=True):
                 column = place // self.unit
                 label = figures.milliseconds((t - origin) / 1e6)
                 if column - last >= max(spacing, len(label) + 2) and column + len(label) + 1 <= columns:
@@ -113,7 +114,7 @@ def axis_of(view: RequestView, now: int, width: int, unit: int, scale: Scale) ->
     if len(view.chunks) <= 12:
         knots.update(t for chunk in view.chunks for t in (chunk.begin, chunk.end) if begin <= t <= end)
     times = tuple(sorted(knots))
-    columns = elastic_widths([(b - a) / 1e6 for a, b in zip(times, times[1:])], width)
+    columns = elastic_widths([(b - a) / 1e6 for a, b in itertools.pairwise(times)], width)
     places = [0]
     for cells in columns:
         places.append(places[-1] + cells * unit)

@@ -196,7 +196,8 @@ class Look:
         )
 
     def style(self, colour: str = "", back: str | None = None, flags: str = "") -> Style:
-        """The shared style for a foreground, a background (None: the screen's own) and ``bold``, ``dim``, ``reverse``."""
+        """The shared style for a foreground, a background (None: the screen's own) and ``bold``, ``dim``,
+        ``reverse``, ``underline``."""
         key = (colour, self.palette.back if back is None else back, flags)
         style = self._styles.get(key)
         if style is None:
@@ -215,7 +216,7 @@ class Look:
         colour = style.color.name if style.color is not None else ""
         flags = ("bold " if style.bold else "") + ("dim " if style.dim else "")
         if not back and reverse:
-            return self.style("" if self.palette.depth == 0 else colour, "", flags + "reverse")
+            return self.style("", "", ("bold " if style.bold else "") + "reverse")
         return self.style(colour, back, flags)
 
     @cached_property
@@ -235,10 +236,10 @@ class Look:
 
     @cached_property
     def wait_colours(self) -> tuple[str, ...]:
-        """Like `stage_colours`, for the solid form of waiting: what light shade looks like from afar."""
+        """Like `stage_colours`, for the ground of waiting, on which a light shade is drawn."""
         if self.palette.depth < 24:
             return self.stage_colours
-        return tuple(blend(colour, self.palette.back, 0.34) for colour in self.stage_colours)
+        return tuple(blend(colour, self.palette.back, 0.26) for colour in self.stage_colours)
 
     def stage(self, stage: Stage, *, bold: bool = False) -> Style:
         """Text or bars in the colour of a stage."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 from textual.screen import Screen
 from textual.widget import Widget
@@ -72,8 +73,9 @@ class HelpPanel(Panel):
             line = Line(width).put("  ", look.text).put(look.fill(info.stage) * 2, look.stage(info.stage))
             line.put(f" {int(info.stage):2d} ", look.dim).put(info.label.ljust(12), look.bold)
             line.put(f"{info.begins} {look.glyphs.arrow} {info.ends}", look.text)
-            if line.room > 14:
-                line.put(f"   bounded by {info.bounded_by}", look.dim)
+            bound = f"   bounded by {info.bounded_by}"
+            if line.room > len(bound):
+                line.put(bound, look.dim)
             rows.append(line.end(look.text))
         line = Line(width).put("  ", look.text).put(look.glyphs.wait * 2, look.stage(Stage.ADMISSION))
         rows.append(line.put("    waiting: nobody works on it", look.text).end(look.text))
@@ -101,7 +103,7 @@ class HelpScreen(FrameScreen):
     """Shown over any screen; Esc, ? or q go back."""
 
     NAME = "Help"
-    BINDINGS = [
+    BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,question_mark,q,enter", "leave", "back", show=False),
         Binding("up,k", "move(-1)", "up", show=False),
         Binding("down,j", "move(1)", "down", show=False),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 from textual.widget import Widget
 from textual.widgets import Input
@@ -39,7 +40,7 @@ class LiveScreen(FrameScreen):
 
     NAME = "Live"
     AUTO_FOCUS = "#waterfall"
-    BINDINGS = [
+    BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "up", show=False),
         Binding("down,j", "move(1)", "down", show=False),
         Binding("pageup,ctrl+b", "page(-1)", "page up", show=False),
@@ -123,7 +124,8 @@ class LiveScreen(FrameScreen):
             side = max(40, min(64, width * 3 // 10))
             batch, queue, kv = self._panel_heights(side, height)
             regions = column(0, top, width - side, [(self.waterfall, height)])
-            regions.update(column(width - side, top, side, [(self.kv, kv), (self.batch_panel, batch), (self.queue, queue)]))
+            panels_below = [(self.kv, kv), (self.batch_panel, batch), (self.queue, queue)]
+            regions.update(column(width - side, top, side, panels_below))
             return regions
         if self.panels_wanted and width < PANELS_FROM:
             self._edges(False)

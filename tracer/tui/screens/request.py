@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from textual.app import ComposeResult
-from textual.binding import Binding
+from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 from textual.widget import Widget
 
@@ -35,7 +36,7 @@ class RequestScreen(FrameScreen):
 
     NAME = "Request"
     AUTO_FOCUS = "#stages"
-    BINDINGS = [
+    BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,backspace", "leave", "back", show=False),
         Binding("up,k", "move(-1)", "up", show=False),
         Binding("down,j", "move(1)", "down", show=False),
@@ -134,8 +135,8 @@ class RequestScreen(FrameScreen):
     def _edge(self, edge: bool, titled: bool = True) -> None:
         for card in (self.itl, self.decode, self.shapes, self.holdings):
             card.edge = edge
-        for card in self.cards:
-            card.titled = titled
+        for panel in self.cards:
+            panel.titled = titled
 
     # --- drawing
 
@@ -166,10 +167,10 @@ class RequestScreen(FrameScreen):
         self.detail = detail
         view = detail.view
         self.stages.show(view, snapshot.now)
-        if not first and (not changed or self.frame % CARDS_EVERY):
-            # The last frame of a request must reach the cards too, whichever number it has.
-            if not changed or view.closed is None:
-                return
+        # The last frame of a request must reach the cards too, whichever number it has.
+        due = changed and (self.frame % CARDS_EVERY == 0 or view.closed is not None)
+        if not first and not due:
+            return
         engine = self._engine(snapshot, view)
         self.prompt.show(
             detail.prompt_text, facts_of(view.prompt_tokens, detail.prompt_chars), detail.prompt_ids,

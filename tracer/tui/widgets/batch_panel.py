@@ -115,7 +115,7 @@ class BatchPanel(Panel):
         means = plot(history.page(cells, self.now), rises, height, top)
         peaks = plot(history.peaks(cells, self.now), rises, height, top) if look.fine else means
         rows: list[Row] = []
-        for index, (mean, peak) in enumerate(zip(means, peaks)):
+        for index, (mean, peak) in enumerate(zip(means, peaks, strict=True)):
             line = Line(width).put((name if index == 0 else "").ljust(8), look.dim)
             line.put_segments(self._two_tone(mean, peak, stage), len(mean))
             line.fill_to(8 + cells, look.text)
@@ -132,7 +132,7 @@ class BatchPanel(Panel):
             return [Segment(mean, look.stage(stage))]
         colour, quiet = look.stage_colours[stage], look.wait_colours[stage]
         segments: list[Segment] = []
-        for low, high in zip(mean, peak):
+        for low, high in zip(mean, peak, strict=True):
             if low == " ":
                 glyph, style = high, look.style(quiet)
             elif high == "█" and low != "█":
@@ -164,7 +164,8 @@ class BatchPanel(Panel):
             for index, (name, ms) in enumerate(items[begin : begin + per_row]):
                 line.fill_to(index * cells, look.text)
                 line.put(look.fill(part_stage(name)), look.stage(part_stage(name)))
-                line.put(f" {name}".ljust(11), look.dim).put(figures.aligned_milliseconds(ms, 7), look.text)
+                line.put(f" {name}".ljust(10), look.dim)
+                line.put(figures.aligned_milliseconds(ms, min(8, cells - 12)), look.text)
             rows.append(line.end(look.text))
         return rows
 

@@ -149,7 +149,8 @@ class HoldingsCard(Panel):
         if view is None:
             return ""
         if view.freed_blocks is not None or view.kept_blocks is not None:
-            return f"{figures.count(view.freed_blocks)} freed, {figures.count(view.kept_blocks)} kept in the prefix cache"
+            freed, kept = figures.count(view.freed_blocks), figures.count(view.kept_blocks)
+            return f"{freed} freed, {kept} kept in the prefix cache"
         text = f"{figures.count(view.blocks)} held"
         if self.engine is not None and self.engine.block_bytes and view.blocks is not None:
             text += f" = {figures.size(view.blocks * self.engine.block_bytes)}"

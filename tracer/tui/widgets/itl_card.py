@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from rich.segment import Segment
@@ -107,7 +108,7 @@ def bucketed(values: Sequence[float], cells: int) -> list[float]:
     if len(values) <= cells:
         return list(values)
     edges = [index * len(values) // cells for index in range(cells + 1)]
-    return [max(values[a:b]) for a, b in zip(edges, edges[1:])]
+    return [max(values[a:b]) for a, b in itertools.pairwise(edges)]
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from textual import events
 
+from tracer.text import cell_width, clean
 from tracer.tui.canvas import Canvas, Line, Row
 from tracer.tui.theme import Look
 
@@ -22,7 +23,8 @@ class Key:
 
 
 class KeyBar(Canvas):
-    """Keys from the left, a word about the state at the right. Keys that do not fit are left out, last ones first."""
+    """Keys from the left, a word about the state at the right, which goes before keys. Keys that do not fit are left
+    out, last ones first."""
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, id="keys")
@@ -35,12 +37,18 @@ class KeyBar(Canvas):
         self.keys, self.note = keys, note
         self.repaint()
 
+    def _note_cells(self, width: int) -> int:
+        cells = cell_width(clean(self.note))
+        return min(cells, max(0, width * 2 // 3)) if cells else 0
+
     def _places(self, width: int) -> list[tuple[int, int, Key]]:
         places: list[tuple[int, int, Key]] = []
+        note = self._note_cells(width)
+        end = width - (note + 3 if note else 0)
         at = 1
         for key in self.keys:
             cells = len(key.key) + len(key.name) + 1
-            if at + cells > width:
+            if at + cells > end:
                 break
             places.append((at, cells, key))
             at += cells + 2
@@ -50,13 +58,14 @@ class KeyBar(Canvas):
         """The row."""
         look = self.look
         line = Line(width)
-        places = self._places(width)
-        for at, _, key in places:
+        for at, _, key in self._places(width):
             line.fill_to(at, look.key_text)
             line.put(key.key, look.key).put(" ", look.key_text)
             line.put(key.name, look.key_on if key.on else look.key_text)
-        if self.note and line.room > len(self.note) + 2:
-            line.fill_to(width - len(self.note) - 1, look.key_text).put(self.note, look.key_text)
+        note = self._note_cells(width)
+        if note:
+            line.fill_to(width - note - 1, look.key_text)
+            line.put_text(self.note, look.panel, note, ellipsis=look.glyphs.ellipsis)
         return [line.end(look.key_text)]
 
     async def on_click(self, event: events.Click) -> None:

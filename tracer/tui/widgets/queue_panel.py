@@ -70,7 +70,7 @@ class QueuePanel(Panel):
             text = "nobody waits" if self.engine is not None else ""
             return [Line(width).put(text, look.dim).end(look.text)]
         rows: list[Row] = []
-        names = min(14, max(6, width // 3))
+        names = min(14, max(6, width // 4))
         for view in self.waiting[:height]:
             line = Line(width)
             line.put_segments([Segment(short_id(view.id, names, look.glyphs.ellipsis), look.text)], names)
@@ -78,7 +78,8 @@ class QueuePanel(Panel):
             preempted = view.phase is Phase.PREEMPTED
             line.put(figures.clock(ms, 8) + " ", look.stage(Stage.ADMISSION, bold=True))
             line.put((look.glyphs.preempted if preempted else " ") + " ", look.bad)
-            line.put(figures.short_count(view.prompt_tokens).rjust(5) + " ", look.dim)
+            if width >= 52:
+                line.put(figures.short_count(view.prompt_tokens).rjust(5) + "  ", look.dim)
             line.put(waits_for(view, self.engine), look.dim)
             rows.append(line.end(look.text))
         if self.count > len(rows) and len(self.waiting) > height:

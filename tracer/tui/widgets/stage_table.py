@@ -74,7 +74,7 @@ class StageTable(Panel):
         axis = axis_of(view, self.now, bar_cells, bars.unit, self.scale)
         bars = Bars(look, bar_cells, _grid(bar_cells, axis, look))
         rows: list[Row] = [self._axis_row(width, bar_at, bar_cells, bound, axis)]
-        for info, stage in zip(STAGES, view.stages):
+        for info, stage in zip(STAGES, view.stages, strict=True):
             rows.append(self._stage_row(width, names, bars, bound, axis, info, stage))
         room = height - len(rows)
         if room >= 1:
@@ -124,7 +124,8 @@ class StageTable(Panel):
         else:
             line.put_segments(self._bar(bars, axis, info.stage, stage, back if chosen else None), bars.width)
         pending = stage.begin is None and not stage.reason and self.view is not None and self.view.closed is None
-        line.put(" " if pending else STATUS_MARKS[stage.status], on(look.warn if stage.status is not Status.RUNNING else look.good))
+        mark_style = look.good if stage.status is Status.RUNNING else look.warn
+        line.put(" " if pending else STATUS_MARKS[stage.status], on(mark_style))
         line.put(figures.aligned_milliseconds(stage.ms, 10) + " ", bold if known else dim)
         if width >= 64:
             share = "" if stage.share is None else f"{figures.percent(stage.share)}%"

@@ -43,7 +43,7 @@ class TabLine(Canvas):
         """The line."""
         look = self.look
         line = Line(width)
-        for index, ((at, _), name) in enumerate(zip(self._places(), self.names)):
+        for index, ((at, _), name) in enumerate(zip(self._places(), self.names, strict=True)):
             line.fill_to(at, look.faint, look.glyphs.horizontal)
             chosen = index == self.current
             line.put(f" {name} ", look.tab_on if chosen else look.dim)

@@ -145,7 +145,8 @@ class Waterfall(Panel):
         if above > 0:
             parts.append(Segment(f"{glyphs.up} {figures.short_count(above)}", self.look.dim))
         if below > 0:
-            parts.append(Segment(("  " if parts else "") + f"{glyphs.down} {figures.short_count(below)}", self.look.warn))
+            gap = "  " if parts else ""
+            parts.append(Segment(f"{gap}{glyphs.down} {figures.short_count(below)}", self.look.warn))
         return parts
 
     def body(self, width: int, height: int) -> list[Row]:
@@ -393,7 +394,7 @@ def legend(look: Look, width: int) -> Row:
     if sum(len(name) + 4 for name in names) + len(tail) > width:
         names = list(SHORT_NAMES)
     wide = sum(len(name) + 3 for name in names) + len(tail) < width
-    for stage, name in zip(STAGES, names):
+    for stage, name in zip(STAGES, names, strict=True):
         line.put("█" if wide else "▌", look.stage(stage.stage)).put(f"{name}  " if wide else f"{name} ", look.dim)
     if wide:
         line.put(glyphs.wait, look.stage(Stage.ADMISSION)).put(" waiting  ", look.dim)

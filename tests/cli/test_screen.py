@@ -1,0 +1,163 @@
+"""`tracer run` and `tracer attach` on a terminal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import termios
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.cli.commands import Commands, python, traced, wait_until
+from tests.cli.terminal import Terminal
+
+Open = Callable[..., Terminal]
+
+ALTERNATE_SCREEN_ON, ALTERNATE_SCREEN_OFF = b"\x1b[?1049h", b"\x1b[?1049l"
+
+
+@pytest.fixture
+def terminal(tracer: Commands) -> Iterator[Open]:
+    """Opens `tracer` commands on terminals of their own."""
+    opened: list[Terminal] = []
+
+    def open_terminal(*arguments: str) -> Terminal:
+        opened.append(Terminal([sys.executable, "-m", "tracer", *arguments], tracer.environment()))
+        return opened[-1]
+
+    yield open_terminal
+    for one in opened:
+        one.close()
+
+
+def assert_restored(terminal: Terminal) -> None:
+    """The terminal is as it was found: modes, alternate screen, cursor, mouse, bracketed paste."""
+    assert termios.tcgetattr(terminal.slave) == terminal.before
+    raw = bytes(terminal.raw)
+    assert raw.rfind(ALTERNATE_SCREEN_OFF) > raw.rfind(ALTERNATE_SCREEN_ON) >= 0
+    for mode in (b"1000", b"1003", b"1006", b"2004"):
+        assert raw.rfind(b"\x1b[?%sl" % mode) >= raw.rfind(b"\x1b[?%sh" % mode), mode
+    assert raw.rfind(b"\x1b[?25h") > raw.rfind(b"\x1b[?25l")
+
+
+def test_shows_the_requests_of_its_command_and_ends_it_on_q(terminal: Open) -> None:
+    shown = terminal("run", "--", *traced("tinyengine", "for", "600"))
+    shown.wait_for_text("over-1")
+    shown.wait_for_text("waits-2")
+    shown.type("q")
+    assert shown.wait_for_end() == 0
+    assert_restored(shown)
+
+
+def test_the_screen_is_painted_before_the_command_starts(terminal: Open, tracer: Commands) -> None:
+    """The command waits for the screen, not the other way round."""
+    marker = tracer.logs.parent / "started"
+    code = f"import pathlib, time; pathlib.Path({str(marker)!r}).touch(); time.sleep(600)"
+    shown = terminal("run", "--", *python(code))
+    shown.wait_for(lambda: ALTERNATE_SCREEN_ON in shown.raw, "the screen")
+    assert not marker.exists()
+    wait_until(marker.exists, "the command to start")
+    shown.type("q")
+    shown.wait_for_end()
+
+
+def test_nothing_of_the_command_is_painted_over_the_screen(terminal: Open, tracer: Commands) -> None:
+    """Neither what it writes to its streams nor what it tries to write to the terminal behind our back."""
+    script = (
+        "for n in $(seq 500); do echo SPILL-$n; echo SPILL-$n >&2; done; echo SPILL > /dev/tty; "
+        "exec " + " ".join(traced("tinyengine", "for", "600"))
+    )
+    shown = terminal("run", "--", "sh", "-c", script)
+    shown.wait_for_text("waits-2")
+    shown.read(1)
+    assert b"SPILL" not in shown.raw
+    (log,) = tracer.logs.glob("*.log")
+    assert log.read_text().count("SPILL-500") == 2, "all of it is in the log"
+    shown.type("q")
+    shown.wait_for_end()
+
+
+def test_a_command_that_fails_at_once_shows_its_last_words(terminal: Open) -> None:
+    code = "import sys\nfor n in range(100): print('line', n)\nsys.exit('no model \\x1b[31mhere')"
+    shown = terminal("run", "--", *python(code))
+    assert shown.wait_for_end() == 1
+    assert_restored(shown)
+    last = bytes(shown.raw).rpartition(ALTERNATE_SCREEN_OFF)[2].decode()
+    assert "line 99" in last
+    assert "no model \\x1b[31mhere" in last
+    assert "line 1\r\n" not in last, "the last lines, not all"
+    assert "ended with code 1 after" in last
+
+
+def test_a_command_that_is_not_there_is_told_after_the_screen_is_gone(terminal: Open) -> None:
+    shown = terminal("run", "--", "no-such-program-here")
+    assert shown.wait_for_end() == 127
+    assert_restored(shown)
+    last = bytes(shown.raw).rpartition(ALTERNATE_SCREEN_OFF)[2]
+    assert b"tracer: cannot run no-such-program-here: no such file or directory\r\n" in last
+
+
+def test_the_screen_stays_when_a_traced_command_ends(terminal: Open) -> None:
+    """What there is to see can be looked at; the exit code is the command's."""
+    shown = terminal("run", "--", *traced("tinyengine", "exit", "6"))
+    shown.wait_for_text("over-1")
+    shown.wait_for_text("ended")
+    shown.read(1)
+    assert shown.process.poll() is None
+    shown.type("q")
+    assert shown.wait_for_end() == 6
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_restores_the_terminal_and_reaches_the_command(terminal: Open, number: signal.Signals) -> None:
+    script = f"trap 'exit 41' {number.name[3:]}; echo up; while :; do sleep 0.05; done"
+    shown = terminal("run", "--", "sh", "-c", script)
+    shown.wait_for(lambda: ALTERNATE_SCREEN_ON in shown.raw, "the screen")
+    shown.read(1.5)
+    shown.process.send_signal(number)
+    assert shown.wait_for_end() == 41
+    assert_restored(shown)
+
+
+def test_everything_goes_when_the_terminal_goes(terminal: Open, tracer: Commands) -> None:
+    """A closed window: the fixture looks for what is left."""
+    shown = terminal("run", "--", *traced("tinyengine", "for", "600"))
+    shown.wait_for_text("waits-2")
+    shown.process.send_signal(signal.SIGHUP)
+    os.close(shown._master)
+    shown._master = os.open(os.devnull, os.O_RDWR)
+    shown.process.wait(timeout=60)
+    assert shown.process.returncode != 0
+
+
+def test_attach_joins_the_only_engine_and_leaves_it_alone(terminal: Open, tracer: Commands) -> None:
+    process = tracer.start("run", "--headless", "--", *traced("tinyengine", "for", "600"))
+    wait_until(lambda: list(tracer.sockets.glob("run-*/*.sock")), "the socket")
+    shown = terminal("attach")
+    shown.wait_for_text("waits-2")
+    shown.type("q")
+    assert shown.wait_for_end() == 0
+    assert_restored(shown)
+    assert process.poll() is None, "the engine goes on"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+
+
+def test_attach_asks_which_one(terminal: Open, tracer: Commands) -> None:
+    both = [tracer.start("run", "--headless", "--", *traced(name, "for", "600")) for name in ("first", "second")]
+    wait_until(lambda: len(list(tracer.sockets.glob("run-*/*.sock"))) == 2, "two sockets")
+    shown = terminal("attach")
+    shown.wait_for_text("which one?")
+    assert "first 1.2" in shown.text
+    assert "second 1.2" in shown.text
+    name = next(folder.name.removeprefix("run-") for folder in tracer.sockets.glob(f"run-*-{both[1].pid}"))
+    shown.type(name + "\n")
+    shown.wait_for_text("waits-2")
+    assert "second" in shown.text
+    shown.type("q")
+    assert shown.wait_for_end() == 0
+    for process in both:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)

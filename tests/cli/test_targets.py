@@ -1,0 +1,148 @@
+"""`tracer attach` and `tracer show` without a terminal: what can be joined, and what it tells."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cli.commands import Commands, traced, wait_until
+
+
+@pytest.fixture
+def engine(tracer: Commands) -> Iterator[subprocess.Popen[str]]:
+    """One traced engine under `tracer run`."""
+    process = tracer.start("run", "--headless", "--", *traced("tinyengine", "for", "600"))
+    wait_until(lambda: list(tracer.sockets.glob("run-*/*.sock")), "the socket")
+    yield process
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+
+
+def pid_of_engine(tracer: Commands) -> str:
+    (socket,) = tracer.sockets.glob("run-*/*.sock")
+    return socket.name.partition("-")[0]
+
+
+def test_with_nothing_to_join_it_says_how_to_start(tracer: Commands) -> None:
+    for arguments in (("attach",), ("attach", "--list")):
+        done = tracer.run(*arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == (
+            "tracer attach: nothing runs with the hooks on; start an engine with: tracer run -- CMD …\n"
+        )
+
+
+def test_list_names_what_runs(tracer: Commands, engine: subprocess.Popen[str]) -> None:
+    done = tracer.run("attach", "--list")
+    assert done.returncode == 0
+    heading, row = done.stdout.splitlines()
+    assert heading.split() == ["NAME", "PID", "ROLE", "ENGINE", "MODEL", "SINCE"]
+    name, pid, role, *what, number, unit = row.split()
+    assert name.endswith(f"-{engine.pid}")
+    assert pid == pid_of_engine(tracer)
+    assert (role, what) == ("engine", ["tinyengine", "1.2", "tiny-model"])
+    assert number.isdigit()
+    assert unit in ("s", "min")
+
+
+def test_several_without_a_terminal_are_listed(tracer: Commands, engine: subprocess.Popen[str]) -> None:
+    other = tracer.start("run", "--headless", "--", *traced("otherengine", "for", "600"))
+    wait_until(lambda: len(list(tracer.sockets.glob("run-*/*.sock"))) == 2, "two sockets")
+    done = tracer.run("attach")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "tinyengine 1.2" in done.stderr
+    assert "otherengine 1.2" in done.stderr
+    assert "several engines run: name one, for example: tracer attach" in done.stderr.splitlines()[-1]
+    other.send_signal(signal.SIGTERM)
+    other.communicate(timeout=60)
+
+
+def test_attach_needs_a_terminal(tracer: Commands, engine: subprocess.Popen[str]) -> None:
+    done = tracer.run("attach", pid_of_engine(tracer))
+    assert done.returncode == 2
+    assert "no terminal to show" in done.stderr
+    assert "tracer show" in done.stderr
+
+
+@pytest.mark.parametrize("how", ["pid", "name", "beginning", "title", "socket"])
+def test_show_finds_an_engine_by(tracer: Commands, engine: subprocess.Popen[str], how: str) -> None:
+    (socket,) = tracer.sockets.glob("run-*/*.sock")
+    name = socket.parent.name.removeprefix("run-")
+    wanted = {"pid": pid_of_engine(tracer), "name": name, "beginning": name[:6], "title": "TINYengine",
+              "socket": str(socket)}[how]  # fmt: skip
+    done = tracer.run("show", wanted, "--json")
+    assert done.returncode == 0, done.stderr
+    ids = [request["id"] for request in json.loads(done.stdout)["requests"]]
+    assert ids == ["over-1", "waits-2"]
+
+
+def test_show_prints_plain_text(tracer: Commands, engine: subprocess.Popen[str]) -> None:
+    done = tracer.run("show", "tinyengine")
+    assert done.returncode == 0
+    assert "over-1" in done.stdout
+    assert "tinyengine" in done.stdout
+    assert "\x1b" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_show_prints_ascii_where_nothing_else_fits(tracer: Commands, engine: subprocess.Popen[str]) -> None:
+    done = tracer.run("show", "tinyengine", PYTHONIOENCODING="ascii", LC_ALL="C")
+    assert done.returncode == 0
+    assert done.stdout.isascii()
+    assert "over-1" in done.stdout
+
+
+def test_show_says_when_there_is_no_such_target(tracer: Commands, engine: subprocess.Popen[str]) -> None:
+    done = tracer.run("show", "nothing\x1b[31m-like-this")
+    assert (done.returncode, done.stdout) == (2, "")
+    reason = "tracer show: nothing called nothing\\x1b[31m-like-this runs with the hooks on; running: "
+    assert done.stderr.startswith(reason)
+    assert done.stderr.count("\n") == 1
+
+
+def test_show_prints_one_request(tracer: Commands, engine: subprocess.Popen[str]) -> None:
+    done = tracer.run("show", "tinyengine", "--request", "over-1")
+    assert done.returncode == 0
+    assert "over-1" in done.stdout
+    assert "waits-2" not in done.stdout
+    missing = tracer.run("show", "tinyengine", "--request", "none-of-these")
+    assert missing.returncode == 2
+    assert "no request none-of-these" in missing.stderr
+
+
+def test_a_dead_engine_s_socket_is_no_target(tracer: Commands) -> None:
+    process = tracer.start("run", "--headless", "--", *traced("tinyengine", "for", "600"))
+    wait_until(lambda: list(tracer.sockets.glob("run-*/*.sock")), "the socket")
+    (socket,) = tracer.sockets.glob("run-*/*.sock")
+    copy = tracer.sockets / "1-00000000.sock"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    import socket as sockets
+
+    with sockets.socket(sockets.AF_UNIX) as dead:
+        dead.bind(str(copy))
+    assert not socket.exists()
+    done = tracer.run("attach", "--list")
+    assert done.returncode == 2
+    assert not copy.exists(), "what a dead process left is removed"
+
+
+def test_doctor_tells_versions_sockets_and_coverage(tracer: Commands, engine: subprocess.Popen[str]) -> None:
+    done = tracer.run("doctor")
+    assert done.returncode == 0, done.stderr
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert any(line.startswith("Python ") for line in lines)
+    assert f"{tracer.sockets}: private, 1 runs" in lines
+    assert any(line.startswith("tinyengine 1.2, tiny-model") and "ready" in line for line in lines)
+    assert any(line.split() == ["4", "admission", "measured", "scheduler:add"] for line in lines)
+    assert any(line.split() == ["6", "embed", "unavailable", "model:embed:", "compiled"] for line in lines)
+
+
+def test_doctor_works_with_nothing_running(tracer: Commands) -> None:
+    done = tracer.run("doctor", LC_ALL="C", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert "none; start an engine with: tracer run -- CMD" in done.stdout

@@ -1,0 +1,38 @@
+"""Who may import whom, seen in `sys.modules`: the contracts in pyproject.toml say the same of the source."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+ENGINES = ("torch", "transformers", "vllm")
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Names of all modules that are there after `statement` in a fresh interpreter."""
+    code = f"import sys\n{statement}\nprint(chr(10).join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["tracer", "tracer.cli", "tracer.state.trace_state", "tracer.bus", "tracer.publisher", "tracer.export.text",
+     "tracer.export.jsondoc", "engine_hooks", "engine_hooks.transformers_cb", "engine_hooks.inject"],
+)  # fmt: skip
+def test_neither_an_engine_nor_the_screen_is_loaded(module: str) -> None:
+    loaded = loaded_by(f"import {module}")
+    assert not loaded & {*ENGINES, "textual"}
+
+
+def test_the_screen_loads_no_engine() -> None:
+    assert not loaded_by("import tracer.tui.app") & set(ENGINES)
+
+
+def test_the_hooks_bring_only_msgspec_into_an_engine() -> None:
+    before = loaded_by("pass")
+    extra = {name.partition(".")[0] for name in loaded_by("import engine_hooks.transformers_serve") - before}
+    third_party = extra - set(sys.stdlib_module_names) - {"tracer", "engine_hooks"}
+    assert third_party <= {"msgspec", "typing_extensions"}  # the latter is taken by msgspec where it is there

@@ -1,0 +1,186 @@
+"""Devices: what arithmetic, memory bandwidth and memory there is, with the source of each figure.
+
+Peaks are dense (no sparsity) and per device. `cpu` is this machine, measured on the spot with numpy.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from tracer.analysis.errors import AnalysisError
+
+_T: Final = 1e12
+_MIB: Final = 1024.0 * 1024.0
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator. FLOP/s by dtype (0: not in hardware, the next wider one is used), bytes/s, bytes.
+
+    `memory` is what the driver reports, a little more than the number on the box. `link` bytes/s each way to its
+    peers and `link_ms` ms for one hop, for tensor parallelism. `mfu` and `mbu` are what good kernels reach of the two
+    peaks; a fit replaces them.
+    """
+
+    name: str
+    title: str
+    bf16: float
+    bandwidth: float
+    memory: float
+    fp8: float = 0.0
+    int8: float = 0.0
+    fp32: float = 0.0
+    link: float = 32e9
+    link_ms: float = 0.01
+    mfu: float = 0.40
+    mbu: float = 0.80
+    source: str = ""
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s of matrix products in `dtype` (one of `models.BITS`)."""
+        if dtype == "fp32":
+            return self.fp32 or self.bf16
+        if dtype in ("fp8", "fp4"):
+            return self.fp8 or self.bf16
+        if dtype == "int8":
+            return self.int8 or self.bf16
+        return self.bf16
+
+
+_NVIDIA: Final = "datasheet; memory as nvidia-smi reports it"
+
+DEVICES: Final[dict[str, Device]] = {device.name: device for device in (
+    Device("h100-sxm", "H100 SXM", 989 * _T, 3.35 * _T, 81_559 * _MIB, fp8=1979 * _T, int8=1979 * _T, fp32=67 * _T,
+           link=450e9, source=f"NVIDIA H100 {_NVIDIA}"),
+    Device("h100-pcie", "H100 PCIe", 756 * _T, 2.0 * _T, 81_559 * _MIB, fp8=1513 * _T, int8=1513 * _T, fp32=51 * _T,
+           link=64e9, source=f"NVIDIA H100 {_NVIDIA}"),
+    Device("h200", "H200 SXM", 989 * _T, 4.8 * _T, 143_771 * _MIB, fp8=1979 * _T, int8=1979 * _T, fp32=67 * _T,
+           link=450e9, source=f"NVIDIA H200 {_NVIDIA}"),
+    Device("a100-80", "A100 SXM 80 GB", 312 * _T, 2.039 * _T, 81_920 * _MIB, int8=624 * _T, fp32=19.5 * _T,
+           link=300e9, source=f"NVIDIA A100 {_NVIDIA}"),
+    Device("a100-40", "A100 40 GB", 312 * _T, 1.555 * _T, 40_960 * _MIB, int8=624 * _T, fp32=19.5 * _T, link=300e9,
+           source=f"NVIDIA A100 {_NVIDIA}"),
+    Device("l40s", "L40S", 362 * _T, 0.864 * _T, 46_068 * _MIB, fp8=733 * _T, int8=733 * _T, fp32=91.6 * _T,
+           source=f"NVIDIA L40S {_NVIDIA}"),
+    Device("l4", "L4", 121 * _T, 0.300 * _T, 23_034 * _MIB, fp8=242 * _T, int8=242 * _T, fp32=30.3 * _T,
+           source=f"NVIDIA L4 {_NVIDIA}"),
+    Device("rtx-4090", "RTX 4090", 165.2 * _T, 1.008 * _T, 24_564 * _MIB, fp8=330.3 * _T, int8=660.6 * _T,
+           fp32=82.6 * _T, source="NVIDIA Ada architecture whitepaper, FP32 accumulate"),
+    Device("b200", "B200 SXM", 2250 * _T, 7.7 * _T, 183_359 * _MIB, fp8=4500 * _T, int8=4500 * _T, fp32=80 * _T,
+           link=900e9, source=f"NVIDIA DGX B200 {_NVIDIA}; bandwidth of the 7,680-bit bus as shipped"),
+    Device("mi300x", "MI300X", 1307.4 * _T, 5.3 * _T, 196_288 * _MIB, fp8=2614.9 * _T, int8=2614.9 * _T,
+           fp32=163.4 * _T, link=64e9, source="AMD Instinct MI300X datasheet"),
+)}  # fmt: skip
+"""Name → device."""
+
+_SPELT: Final = {
+    "h100": "h100-sxm", "h100-sxm5": "h100-sxm", "h200-sxm": "h200", "a100": "a100-80", "a100-sxm": "a100-80",
+    "a100-80gb": "a100-80", "a100-40gb": "a100-40", "4090": "rtx-4090", "rtx4090": "rtx-4090", "b200-sxm": "b200",
+}  # fmt: skip
+
+
+def device(given: str) -> Device:
+    """The device called `given`; ``cpu`` measures this machine. Raises AnalysisError with the names that are known."""
+    name = given.strip().lower().replace("_", "-").replace(" ", "-")
+    if name == "cpu":
+        return this_cpu()
+    found = DEVICES.get(_SPELT.get(name, name))
+    if found is None:
+        raise AnalysisError(f"no device called {given[:40]!r}; known are {', '.join(DEVICES)} and cpu")
+    return found
+
+
+_DRIVER_NAMES: Final = (
+    ("h200", "h200"), ("h100 pcie", "h100-pcie"), ("h100", "h100-sxm"), ("a100-sxm4-40gb", "a100-40"),
+    ("a100-pcie-40gb", "a100-40"), ("a100", "a100-80"), ("l40s", "l40s"), ("nvidia l4", "l4"), ("4090", "rtx-4090"),
+    ("b200", "b200"), ("mi300x", "mi300x"),
+)  # fmt: skip
+
+
+def device_told(described: str) -> Device | None:
+    """The device that an engine runs on, from how it calls it (``cpu``, ``NVIDIA H100 80GB HBM3``); None for one that
+    is not known, or that it does not name (``cuda:0``)."""
+    text = described.strip().lower()
+    if text == "cpu":
+        return this_cpu()
+    return next((DEVICES[name] for sign, name in _DRIVER_NAMES if sign in text), None)
+
+
+# --- this machine ------------------------------------------------------------------------------------------------
+
+_GEMM: Final = 512
+_STREAM: Final = 24 * 1024 * 1024
+"""Elements of the arrays that are streamed through: 96 MB each, more than caches hold."""
+_GEMM_S: Final = 0.2
+_STREAM_S: Final = 0.3
+
+
+@functools.cache
+def this_cpu() -> Device:
+    """This machine's processor, measured once a process in under a second: FLOP/s of a float32 matrix product,
+    bytes/s of a pass through memory.
+
+    The product runs on as many threads as numpy is set up for here, the pass through memory on one. Both are a
+    yardstick for what an engine reaches, not a promise: hardware for bfloat16 lets an engine exceed the first.
+    """
+    flops, bandwidth = _gemm_rate(), _stream_rate()
+    return Device(
+        "cpu", f"{_cpu_name()} (measured)", bf16=flops, bandwidth=bandwidth, memory=_memory(), fp32=flops,
+        mfu=0.60, mbu=0.60, source="numpy on this machine, just now",
+    )  # fmt: skip
+
+
+def _gemm_rate() -> float:
+    """FLOP/s of the best of several products in a fifth of a second."""
+    left = np.full((_GEMM, _GEMM), 0.5, np.float32)
+    right, out = left.copy(), np.empty_like(left)
+    best, until = float("inf"), time.perf_counter() + _GEMM_S
+    while True:
+        begin = time.perf_counter()
+        np.matmul(left, right, out=out)
+        end = time.perf_counter()
+        best = min(best, max(end - begin, 1e-9))
+        if end > until:
+            return 2.0 * _GEMM**3 / best
+
+
+def _stream_rate() -> float:
+    """Bytes/s of the best of several sums over memory: reads alone, as of weights."""
+    values = np.ones(_STREAM, np.float32)
+    best, until = float("inf"), time.perf_counter() + _STREAM_S
+    while True:
+        begin = time.perf_counter()
+        np.add.reduce(values)
+        end = time.perf_counter()
+        best = min(best, max(end - begin, 1e-9))
+        if end > until:
+            return float(values.nbytes) / best
+
+
+def _memory() -> float:
+    try:
+        return float(os.sysconf("SC_PAGE_SIZE")) * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return 0.0
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return platform.machine() or "CPU"
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return name or platform.machine() or "CPU"
+
+
+def with_efficiency(device: Device, *, mfu: float | None = None, mbu: float | None = None) -> Device:
+    """`device` with other shares of its peaks."""
+    return replace(device, mfu=device.mfu if mfu is None else mfu, mbu=device.mbu if mbu is None else mbu)

@@ -1,0 +1,430 @@
+"""What the rules look at: requests, steps, ITL, heartbeats and evictions of a trace, collected once.
+
+This is the only file of the diagnosis that reads the internals of `TraceState`; rules are functions of `Evidence`. An
+`Evidence` of a window (`since`) holds the requests that were alive in it and the steps that fell into it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from tracer.analysis.diagnosis.series import Beat, Send, Series
+from tracer.analysis.diagnosis.steps import Ints, StepTable
+from tracer.clock import NS_PER_MS
+from tracer.events import Params
+from tracer.state import decode, latency
+from tracer.state.requests import Request
+from tracer.state.source import Source
+from tracer.state.trace_state import TraceState
+from tracer.text import clean, fit
+
+NAME_SHOWN: Final = 48
+"""Characters of an id or a tenant inside a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """One preemption: lost its place at `begin`, was taken again at `resumed` (None: not yet). `computed` tokens lost."""
+
+    begin: int
+    resumed: int | None
+    computed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One pass over prompt tokens: place of the step in the engine's table (-1 when it is not kept), `tokens` run."""
+
+    place: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """One request. Instants in ns, None where no event told them. `tokens` are the instants of its output tokens."""
+
+    index: int
+    id: str
+    engine: str
+    tenant: str
+    route: str
+    streaming: bool | None
+    logprobs: bool
+    received: int | None
+    first_seen: int
+    receive_end: int | None
+    template_begin: int | None
+    template_end: int | None
+    tokenise_begin: int | None
+    tokenise_end: int | None
+    handed: int | None
+    """Begin of stage 4: handed to the engine, or taken by its queue."""
+    queued: int | None
+    lookup: int | None
+    first_token: int | None
+    handed_out: int | None
+    last_token: int | None
+    finished: int | None
+    closed: int | None
+    over: int | None
+    lost: bool
+    incomplete: bool
+    offline: bool
+    disconnected: bool
+    error: str
+    prompt_tokens: int
+    """-1 when not known, as are the next three."""
+    cached_tokens: int
+    max_tokens: int
+    blocks: int
+    output_tokens: int
+    recomputed: int
+    attempts: int
+    preemptions: tuple[Waited, ...]
+    passes: tuple[Ran, ...]
+    redone: tuple[Ran, ...]
+    sent_chunks: int
+    sent_tokens: int
+    sent_work: int
+    sends: tuple[Send, ...]
+    prompt_ids: bytes
+    prompt_text: str | None
+    tokens: Ints
+    fronted: bool
+
+    @property
+    def name(self) -> str:
+        """Its id, fit to stand in a sentence."""
+        return shown(self.id)
+
+    @property
+    def queue(self) -> int | None:
+        """Queue time in ns, stage 4."""
+        return latency.interval(self.handed, self.lookup)
+
+    @property
+    def prefill(self) -> int | None:
+        """First scheduled to first token in ns."""
+        return latency.interval(self.lookup, self.first_token)
+
+    @property
+    def ttft(self) -> int | None:
+        """As `state.latency.ttft`, for answers that are streamed; first token known for those that are not."""
+        out = self.handed_out if self.streamed else self.first_token
+        return latency.interval(self.received, out)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether its tokens are handed out one by one (guessed from the chunks when the request did not say)."""
+        if self.offline:
+            return False
+        if self.streaming is not None:
+            return self.streaming
+        return self.sent_chunks >= max(4, self.output_tokens // 2)
+
+    @property
+    def uncached(self) -> int:
+        """Prompt tokens that had to be computed; 0 when the prompt's length is not known."""
+        return max(0, self.prompt_tokens - max(0, self.cached_tokens))
+
+    @property
+    def begin(self) -> int:
+        """When it was received, or first heard of."""
+        return self.first_seen if self.received is None else self.received
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EngineFacts:
+    """One engine (or front end): what it is, its steps, its heartbeats. -1 for sizes that are not known."""
+
+    source: str
+    title: str
+    name: str
+    model: str
+    device: str
+    status: str
+    reason: str
+    gone: bool
+    num_blocks: int
+    block_size: int
+    block_bytes: int
+    max_batch: int
+    max_batch_tokens: int
+    prefix_caching: int
+    cuda_graphs: int
+    threads: int
+    role: str
+    unavailable: frozenset[int]
+    """Stages whose coverage is *unavailable*."""
+    missing: int
+    steps: StepTable
+    requests: tuple[Asked, ...]
+    beats: tuple[Beat, ...]
+    evictions: Ints
+    evicted: int
+    preempted: int
+
+    @property
+    def blocks_of(self) -> int:
+        """Tokens in a block; 16 when the engine did not say, the most common size."""
+        return self.block_size if self.block_size > 0 else 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evidence:
+    """Everything that the rules look at, over `began` … `now`."""
+
+    began: int
+    now: int
+    requests: tuple[Asked, ...]
+    engines: tuple[EngineFacts, ...]
+    """Those that ran steps or had requests queued."""
+    fronts: tuple[EngineFacts, ...]
+    """The other processes."""
+    lost_events: int
+    with_series: bool
+    """Whether heartbeats, streams and evictions were kept over time."""
+    by_id: dict[str, Asked] = field(repr=False)
+
+    @property
+    def seconds(self) -> float:
+        """Length of the trace."""
+        return (self.now - self.began) / 1e9
+
+    @property
+    def steps(self) -> int:
+        """Steps of all engines."""
+        return sum(len(engine.steps) for engine in self.engines)
+
+
+def shown(name: str) -> str:
+    """A name that a client or an engine chose, fit to stand in a sentence."""
+    safe = clean(name)
+    return safe if len(safe) <= NAME_SHOWN else fit(safe, NAME_SHOWN, ellipsis="…").rstrip()
+
+
+def ms(ns: float) -> float:
+    """ns as ms."""
+    return ns / NS_PER_MS
+
+
+# --- collecting ------------------------------------------------------------------------------------------------------
+
+
+def collect(state: TraceState, *, since: int | None = None, now: int | None = None) -> Evidence:
+    """The evidence in `state` up to `now` (default: its latest event), from `since` on (default: all that is kept)."""
+    at = state.now if now is None else max(now, state.began)
+    begin = state.began if since is None else max(since, state.began)
+    series: Series | None = getattr(state, "series", None)
+    bases: dict[str, int] = {}
+    tables: dict[str, StepTable] = {}
+    for name, source in state.sources.items():
+        tables[name] = table = _steps(source, begin)
+        bases[name] = table.first
+    asked: list[Asked] = []
+    for request in _alive_since(state, since):
+        asked.append(_asked(len(asked), request, series, bases, tables, at))
+    by_engine: dict[str, list[Asked]] = {name: [] for name in state.sources}
+    for record in asked:
+        by_engine.setdefault(record.engine, []).append(record)
+    for name, table in tables.items():
+        _fill(table, by_engine.get(name, []))
+    facts = [_facts(source, tables[name], by_engine[name], series, begin) for name, source in state.sources.items()]
+    return Evidence(
+        began=begin,
+        now=at,
+        requests=tuple(asked),
+        engines=tuple(fact for fact in facts if len(fact.steps) or fact.requests),
+        fronts=tuple(fact for fact in facts if not len(fact.steps) and not fact.requests),
+        lost_events=sum(source.missing for source in state.sources.values()),
+        with_series=series is not None,
+        by_id={record.id: record for record in asked},
+    )
+
+
+def _alive_since(state: TraceState, since: int | None) -> list[Request]:
+    """Requests that were alive at `since` or later, in order of receipt."""
+    table = state.requests
+    if since is None:
+        return list(table.order)
+    chosen = list(table.live.values())
+    for request in reversed(table.over.values()):
+        if request.over is not None and request.over < since:
+            break
+        chosen.append(request)
+    chosen.sort(key=lambda request: request.order)
+    return chosen
+
+
+def _steps(source: Source, since: int) -> StepTable:
+    history = source.batch.history
+    tokens = np.array(history.tokens, np.int64)
+    low = int(np.searchsorted(tokens, since, "left"))
+    return StepTable.of(
+        history.steps[low:],
+        tokens[low:],
+        np.array(history.sizes[low:], np.int64),
+        np.array(history.prefills[low:], np.int64),
+        history.base + low,
+    )
+
+
+def _asked(
+    index: int,
+    request: Request,
+    series: Series | None,
+    bases: dict[str, int],
+    tables: dict[str, StepTable],
+    now: int,
+) -> Asked:
+    params, sends = _of_series(request, series)
+    engine = request.engine
+    streaming = request.streaming if request.streaming >= 0 else (params.streaming if params is not None else -1)
+    times, _ = decode.token_times(request)
+    over = request.over
+    return Asked(
+        index=index,
+        id=request.id,
+        engine=engine,
+        tenant=request.tenant or (params.tenant if params is not None else ""),
+        route=request.route,
+        streaming=None if streaming < 0 else bool(streaming),
+        logprobs=bool(params is not None and params.logprobs),
+        received=request.received,
+        first_seen=request.first_seen,
+        receive_end=request.receive_end,
+        template_begin=request.template_begin,
+        template_end=request.template_end,
+        tokenise_begin=request.tokenise_begin,
+        tokenise_end=request.tokenise_end,
+        handed=latency.admission(request),
+        queued=request.queued,
+        lookup=request.lookup,
+        first_token=request.first_token,
+        handed_out=request.stream_end,
+        last_token=latency.last_token(request),
+        finished=request.finished,
+        closed=request.closed,
+        over=over,
+        lost=request.lost,
+        incomplete=request.incomplete,
+        offline=request.offline,
+        disconnected=request.disconnected,
+        error=request.error,
+        prompt_tokens=request.prompt_tokens,
+        cached_tokens=request.cached_tokens,
+        max_tokens=request.max_tokens,
+        blocks=request.blocks,
+        output_tokens=request.output_tokens,
+        recomputed=request.recomputed_tokens,
+        attempts=request.attempts,
+        preemptions=tuple([Waited(p.begin, p.resumed, p.computed) for p in request.preemptions]),
+        passes=_passes(request.passes, bases.get(engine, 0), tables.get(engine)),
+        redone=_passes(request.redo, bases.get(engine, 0), tables.get(engine)),
+        sent_chunks=request.sent_chunks,
+        sent_tokens=request.sent_tokens,
+        sent_work=request.sent_work,
+        sends=sends,
+        prompt_ids=request.prompt_ids,
+        prompt_text=request.prompt_text,
+        tokens=np.array(times, np.int64),
+        fronted=request.fronted,
+    )
+
+
+def _of_series(request: Request, series: Series | None) -> tuple[Params | None, tuple[Send, ...]]:
+    if series is None:
+        return None, ()
+    params: Params | None = None
+    sends: tuple[Send, ...] = ()
+    for key in request.keys:
+        params = series.params.get(key, params)
+        told = series.sends.get(key)
+        if told is not None:
+            sends = tuple(told)
+    return params, sends
+
+
+def _passes(passes: list[object] | list, base: int, table: StepTable | None) -> tuple[Ran, ...]:  # type: ignore[type-arg]
+    out = []
+    for item in passes:
+        place = item.step - base if isinstance(item.step, int) else -1
+        if table is None or not 0 <= place < len(table):
+            place = -1
+        out.append(Ran(place, item.scheduled))
+    return tuple(out)
+
+
+def _fill(table: StepTable, requests: list[Asked]) -> None:
+    """Who ran prompt tokens in each step, and how many tokens its members had in the KV cache."""
+    if not len(table):
+        return
+    for record in requests:
+        for ran in (*record.passes, *record.redone):
+            if ran.place < 0:
+                continue
+            table.prefilling[ran.place] += 1
+            if ran.tokens > table.owner_tokens[ran.place]:
+                table.owner[ran.place] = record.index
+                table.owner_tokens[ran.place] = ran.tokens
+        if len(record.tokens) and record.prompt_tokens >= 0:
+            places = np.searchsorted(table.tokens_at, record.tokens, "left")
+            keep = places < len(table)
+            lengths = record.prompt_tokens + np.arange(len(record.tokens), dtype=np.float64)
+            np.add.at(table.context, places[keep], lengths[keep])
+
+
+def _facts(
+    source: Source, table: StepTable, requests: list[Asked], series: Series | None, since: int
+) -> EngineFacts:
+    engine = source.engine
+    header = source.header
+
+    def size(name: str) -> int:
+        return int(getattr(engine, name, -1)) if engine is not None else -1
+
+    if series is not None:
+        beats = [beat for beat in series.beats.get(source.name, ()) if beat.t >= since]
+        evictions = [t for t in series.evictions.get(source.name, ()) if t >= since]
+    else:
+        beats = [
+            Beat(beat.t, beat.cpu_ns, beat.threads) for beat in (source.beat_before, source.beat) if beat is not None
+        ]
+        evictions = []
+    return EngineFacts(
+        source=source.name,
+        title=shown((header.title if header else "") or source.name),
+        name=engine.name if engine else "",
+        model=engine.model if engine else "",
+        device=engine.device if engine else "",
+        status=source.status,
+        reason=shown(source.reason),
+        gone=source.gone is not None,
+        num_blocks=size("num_blocks"),
+        block_size=size("block_size"),
+        block_bytes=size("block_bytes"),
+        max_batch=size("max_batch"),
+        max_batch_tokens=size("max_batch_tokens"),
+        prefix_caching=size("prefix_caching"),
+        cuda_graphs=size("cuda_graphs"),
+        threads=size("threads"),
+        role=header.role if header else "",
+        unavailable=frozenset(stage for stage, event in source.coverage.items() if event.status == "unavailable"),
+        missing=source.missing,
+        steps=table,
+        requests=tuple(requests),
+        beats=tuple(beats),
+        evictions=np.array(evictions, np.int64),
+        evicted=source.evicted,
+        preempted=source.preempted,
+    )
+
+
+def median(values: object) -> float:
+    """Median of any sequence of numbers; NaN of none."""
+    array = np.asarray(values, np.float64)
+    return float(np.median(array)) if array.size else math.nan
