@@ -37,8 +37,8 @@ COMPANY_NS: Final = 3_000_000_000
 
 
 class Order(msgspec.Struct, omit_defaults=True):
-    """What the demo wants: begin (the engine serves now), set the rate (arrivals a second), send a burst, hold or resume
-    arrivals, ask one prompt."""
+    """What the demo wants: begin (the engine serves now), set the rate (arrivals a second), send a burst, hold or
+    resume arrivals, ask one prompt."""
 
     begin: bool = False
     rate: float | None = None

@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -127,11 +128,13 @@ class Demo:
     traffic: Traffic = field(init=False)
     stop_signal: signal.Signals = signal.SIGTERM
     transparent: bool = False
+    _say: Say | None = None
     _launch: Launch | None = None
     _model: str = ""
 
     def __post_init__(self) -> None:
-        self.traffic = Traffic(self.rate, self.seed, self.bursts, self._note if self.stopwatch is not None else None)
+        note = self._note if self.stopwatch is not None else None
+        self.traffic = Traffic(self.rate, self.seed, self.bursts, note, self._lost)
 
     async def prepare(self, say: Say) -> tuple[list[str], dict[str, str]]:
         """Fetch the model if need be; the command that serves it and what to add to the environment.
@@ -140,6 +143,8 @@ class Demo:
         """
         launcher = LAUNCHERS[self.engine]
         launcher("", 0)  # says at once when the engine is missing, before 93 MB are fetched for it
+        if find_spec("openai") is None:
+            raise DemoError(f"openai, the demo's client, is not installed here: pip install '{EXTRA}'")
         if self.model is not None:
             self.model = checked_model(self.model)
         if self.stopwatch is not None:
@@ -154,6 +159,7 @@ class Demo:
 
     async def started(self, alive: Callable[[], bool], say: Say) -> None:
         """Wait until the server takes requests, then let the clients come. Ends early when `alive()` is false."""
+        self._say = say
         launch = self._launch
         assert launch is not None
         name = NAME if self.model is None else Path(self._model).name
@@ -180,6 +186,10 @@ class Demo:
                 "turned_away": tally.turned_away, "last_error": tally.last_error,
             }
         }  # fmt: skip
+
+    def _lost(self, reason: str) -> None:
+        if self._say is not None:
+            self._say(f"the clients have ended: {reason}")
 
     def _note(self, watch: Stopwatch) -> None:
         assert self.stopwatch is not None

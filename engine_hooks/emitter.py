@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from typing import Final
 
@@ -79,6 +80,13 @@ class Emitter:
         self._holders[rid] = self._holders.get(rid, 0) | holder
         return key
 
+    def alias(self, rid: str, other: str) -> int:
+        """The live request `rid` is known as `other` too (an engine in this very process renames it): its number."""
+        key = self.key(rid)
+        with self._lock:
+            self._keys[other] = key
+        return key
+
     def drop(self, rid: str, holder: int) -> None:
         """`holder` is through with the request. When nobody is left its id may come again, as another request."""
         left = self._holders.get(rid, 0) & ~holder
@@ -87,6 +95,15 @@ class Emitter:
         else:
             self._holders.pop(rid, None)
             self._keys.pop(rid, None)
+
+    def begin_anew(self) -> None:
+        """Become the emitter of a forked child: what the parent knows and has said is not this process's."""
+        self._lock = threading.Lock()
+        self._keys.clear()
+        self._holders.clear()
+        self.coverage.clear()
+        if self.publisher is None:  # a publisher does it itself
+            self.buffer.reset()
 
     # --- rare events ---
 
@@ -120,4 +137,5 @@ def emitter() -> Emitter:
         with _instance_lock:
             if _instance is None:
                 _instance = Emitter()
+                os.register_at_fork(after_in_child=_instance.begin_anew)
     return _instance

@@ -150,6 +150,10 @@ class TracingMiddleware:
         path = str(scope["path"])
         return self.fronts.open(rid, path, client_id, self.routes[path], at), scope, answer
 
+    def carries(self, front: Front, body: bytes) -> bool:
+        """Whether a streamed chunk carries output."""
+        return front.needle in body
+
     def _close(self, front: Front) -> None:
         try:
             self.fronts.close(front, now())
@@ -187,7 +191,7 @@ class TracingMiddleware:
             body = message.get("body", b"")
             size = len(body)
             # Only looked for until the first token is out: afterwards a chunk costs two clock reads.
-            carries = not front.handed_out and size > 0 and (front.streaming != 1 or front.needle in bytes(body))
+            carries = not front.handed_out and size > 0 and (front.streaming != 1 or self.carries(front, bytes(body)))
             begin = now()
             await send(message)
             at = now()

@@ -49,18 +49,20 @@ class Traffic:
     """Clients in a process of their own. `rate`: arrivals a second (a chat of several turns arrives once).
 
     `start` the process early, it takes a second to load; `begin` when the engine serves. `on_record` is called with the
-    stopwatch of each request that has ended. All methods belong to the event loop in which `start` ran; before it they
-    only note what is wanted.
+    stopwatch of each request that has ended, `on_lost` with a reason when the process ends by itself. All methods
+    belong to the event loop in which `start` ran; before it they only note what is wanted.
     """
 
     def __init__(self, rate: float = 0.5, seed: int = 0, bursts: bool = True,
-                 on_record: Callable[[Stopwatch], None] | None = None) -> None:  # fmt: skip
+                 on_record: Callable[[Stopwatch], None] | None = None,
+                 on_lost: Callable[[str], None] | None = None) -> None:  # fmt: skip
         self.rate = rate
         self.seed = seed
         self.bursts = bursts
         self.paused = False
         self.tally = Tally()
         self._on_record = on_record
+        self._on_lost = on_lost
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._asked = 0
@@ -72,11 +74,11 @@ class Traffic:
             *own_python("engine_hooks.clients", "main", *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C in the terminal is ours to handle
             limit=1 << 20,
         )
-        self._reader = asyncio.create_task(self._read())
+        self._reader = asyncio.create_task(self._read(self._process))
         if self.paused:
             self._order(Order(paused=True))
 
@@ -139,13 +141,24 @@ class Traffic:
             return
         self._process.stdin.write(msgspec.json.encode(order) + b"\n")
 
-    async def _read(self) -> None:
-        assert self._process is not None and self._process.stdout is not None
-        stdout = self._process.stdout
+    async def _read(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout is not None and process.stderr is not None
+        complaint = asyncio.create_task(_last_line(process.stderr))
         decoder = msgspec.json.Decoder(Stopwatch)
-        while line := await stdout.readline():
+        while line := await process.stdout.readline():
             with contextlib.suppress(msgspec.DecodeError):
                 watch = decoder.decode(line)
                 self.tally.add(watch)
                 if self._on_record is not None:
                     self._on_record(watch)
+        reason = await complaint
+        if self._process is process and self._on_lost is not None:  # nobody asked it to stop
+            self._on_lost(reason or f"exit code {await process.wait()}")
+
+
+async def _last_line(stream: asyncio.StreamReader) -> str:
+    """The last line that is written to a stream, which is read to its end."""
+    last = ""
+    while line := await stream.readline():
+        last = line.decode("utf-8", "replace").strip() or last
+    return last

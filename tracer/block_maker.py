@@ -71,9 +71,10 @@ class BlockMaker:
         """Of the next block."""
         self.sources: dict[str, Header] = {}
         """Who spoke so far."""
+        self.seqs: dict[str, int] = {}
+        """Number of the next event of each source."""
         self._pending: list[Delivery] = []
         self._lost: dict[str, int] = {}
-        self._seqs: dict[str, int] = {}
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
@@ -141,7 +142,7 @@ class BlockMaker:
 
     def _encode(self, part: Delivery) -> list[tuple[Delivery, bytes]]:
         """A delivery with its frames, split until none is over the limit. What cannot be encoded leaves a gap."""
-        seq = self._seqs.get(part.source, 0)
+        seq = self.seqs.get(part.source, 0)
         try:
             speaker = _frame(msgspec.msgpack.encode(Speaker(part.source, part.header, part.unknown)))
         except (UnicodeEncodeError, OverflowError, TypeError):  # no source of ours is called so
@@ -152,7 +153,7 @@ class BlockMaker:
             middle = len(part.events) // 2
             first = Delivery(part.source, part.header, part.events[:middle], part.unknown)
             return self._encode(first) + self._encode(Delivery(part.source, None, part.events[middle:]))
-        self._seqs[part.source] = seq + len(part.events)
+        self.seqs[part.source] = seq + len(part.events)
         if part.header is not None:
             self.sources[part.source] = part.header
         if part.events and (not frames or sum(map(len, frames)) > FRAME_BYTES):

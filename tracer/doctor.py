@@ -61,7 +61,7 @@ def _sockets() -> list[str]:
         try:
             private_directory(place, create=False)
             runs = sum(folder.parent == place for folder in run_folders())
-            lines.append(f"{clean(str(place))}: private, {runs} runs")
+            lines.append(f"{clean(str(place))}: private, runs: {runs}")
         except SocketError as error:
             lines.append(clean(str(error)) if place.exists() else f"{clean(str(place))}: not there yet")
     return lines

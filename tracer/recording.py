@@ -12,7 +12,7 @@ import contextlib
 import fcntl
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -41,9 +41,9 @@ class Keyframes(Protocol):
     def take(self, number: int, deliveries: Sequence[Delivery]) -> None:
         """Fold in what block `number` holds."""
 
-    def make(self, number: int) -> tuple[bytes, bool]:
+    def make(self, number: int, seqs: Mapping[str, int]) -> tuple[bytes, bool]:
         """The state now: content of a block, and whether it builds upon no other keyframe. `number`: of the last block
-        taken."""
+        taken; `seqs`: number of the next event of each source."""
 
 
 class Recorder:
@@ -209,7 +209,7 @@ class Recorder:
             if made.calm or made.last < self._next_keyframe:
                 return
             self._next_keyframe = made.last + KEYFRAME_NS
-            content, is_base = keyframes.make(made.number)
+            content, is_base = keyframes.make(made.number, self._maker.seqs)
         except Exception as error:  # a defect of ours must not cost the user the recording
             self.keyframe_error = f"{type(error).__name__}: {error}"
             self._keyframes = None

@@ -110,7 +110,7 @@ class Command:
 
 
 class Run:
-    """One run of a job. `start` it in an event loop, `stop` it there; `close` removes what it made."""
+    """One run of a job. `live` it in an event loop, `stop` it there; `close` removes what it made."""
 
     def __init__(self, job: Job, hooks: Hooks, say: Say, *, log: Path | None = None,
                  on_line: Callable[[str], None] | None = None) -> None:  # fmt: skip

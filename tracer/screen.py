@@ -87,7 +87,10 @@ async def _live(run: Run, app: TracerApp) -> int:
     """The run's life, from the first paint on. When the engine has ended the screen stays if it shows something."""
     while not app.is_running or not app.screen_stack:
         await asyncio.sleep(PAINT_S)
-    await asyncio.sleep(PAINT_S)
+    painted = asyncio.Event()
+    app.call_after_refresh(painted.set)
+    await painted.wait()
+    await asyncio.sleep(PAINT_S)  # for the thread that writes
     try:
         code = await run.live()
     except RunError:

@@ -22,6 +22,8 @@ FOLDER: Final = Path(__file__).resolve().parent
 WATCHED: Final[dict[str, tuple[str, str]]] = {
     "transformers.generation.continuous_batching.continuous_api": ("engine_hooks.transformers_cb", "install_engine"),
     "transformers.cli.serving.server": ("engine_hooks.transformers_serve", "install_server"),
+    "vllm.plugins": ("engine_hooks.vllm", "follow_plugins"),
+    "vllm.entrypoints.launchers.app": ("engine_hooks.vllm", "install_server"),
 }
 """Engine module → (module of ours, function called after it was imported)."""
 
@@ -77,7 +79,12 @@ class _Loader(importlib.abc.Loader):
 
 
 def call_installer(watched: str) -> None:
-    """Put the hooks of one watched module in; what goes wrong is said on stderr and the engine goes on."""
+    """Put the hooks of one watched module in; what goes wrong is said on stderr and the engine goes on.
+
+    vLLM imports transformers for its tokenisers and configurations, generation included: that is no engine of its own.
+    """
+    if watched.startswith("transformers.") and "vllm" in sys.modules:
+        return
     module_name, function_name = WATCHED[watched]
     try:
         installer: Callable[[], None] = getattr(import_module(module_name), function_name)

@@ -77,8 +77,8 @@ def child(report: Path, *, stock: bool, idle: bool, seconds: float) -> None:
     if stock:
         compositor.TESTED = ()  # type: ignore[misc]
     timeline = Timeline(
-        60 if idle else REQUESTS + 2_000, rate=46.0, engine=LARGE, step_ms=9.0,
-        prefill_ms=0.004, mean_output=230, text=False,
+        60 if idle else REQUESTS + 2_000, rate=19.0, engine=LARGE, step_ms=22.0,
+        prefill_ms=0.004, mean_output=500, text=False,
     )
     at = timeline.end + NS_PER_S if idle else timeline.jobs[REQUESTS].arrival
     feed = RunningFeed(timeline.events, at, still=idle)

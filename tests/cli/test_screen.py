@@ -52,13 +52,18 @@ def test_shows_the_requests_of_its_command_and_ends_it_on_q(terminal: Open) -> N
 
 
 def test_the_screen_is_painted_before_the_command_starts(terminal: Open, tracer: Commands) -> None:
-    """The command waits for the screen, not the other way round."""
+    """The command stops the tracer as its first act: what is painted then was painted before."""
     marker = tracer.logs.parent / "started"
-    code = f"import pathlib, time; pathlib.Path({str(marker)!r}).touch(); time.sleep(600)"
+    code = (
+        "import os, pathlib, signal, time\n"
+        "os.kill(int(os.environ['TRACER_RUN'].rpartition('-')[2]), signal.SIGSTOP)\n"
+        f"pathlib.Path({str(marker)!r}).touch(); time.sleep(600)"
+    )
     shown = terminal("run", "--", *python(code))
-    shown.wait_for(lambda: ALTERNATE_SCREEN_ON in shown.raw, "the screen")
-    assert not marker.exists()
-    wait_until(marker.exists, "the command to start")
+    shown.wait_for(marker.exists, "the command to start")
+    shown.read(0.5)
+    assert "receive" in shown.text
+    shown.process.send_signal(signal.SIGCONT)
     shown.type("q")
     shown.wait_for_end()
 

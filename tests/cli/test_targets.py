@@ -136,7 +136,7 @@ def test_doctor_tells_versions_sockets_and_coverage(tracer: Commands, engine: su
     assert done.returncode == 0, done.stderr
     lines = [line.strip() for line in done.stdout.splitlines()]
     assert any(line.startswith("Python ") for line in lines)
-    assert f"{tracer.sockets}: private, 1 runs" in lines
+    assert f"{tracer.sockets}: private, runs: 1" in lines
     assert any(line.startswith("tinyengine 1.2, tiny-model") and "ready" in line for line in lines)
     assert any(line.split() == ["4", "admission", "measured", "scheduler:add"] for line in lines)
     assert any(line.split() == ["6", "embed", "unavailable", "model:embed:", "compiled"] for line in lines)

@@ -38,8 +38,9 @@ def engine(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     log = tmp_path_factory.mktemp("engine") / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            launch.command, env={**os.environ, **launch.environment}, stdout=output, stderr=output, start_new_session=True
-        )
+            launch.command, env={**os.environ, **launch.environment}, stdout=output, stderr=output,
+            start_new_session=True,
+        )  # fmt: skip
     try:
         deadline = time.monotonic() + DEADLINE_S
         while not asyncio.run(answers(launch.port, launch.health)):
@@ -153,6 +154,20 @@ async def test_everyday_traffic_is_mixed(engine: Engine) -> None:
     whole = next(watch for watch in records if not watch.streaming and not watch.hung_up)
     assert whole.first == whole.last
     assert all(watch.error == "" for watch in records)
+
+
+async def test_clients_that_end_by_themselves_are_missed(engine: Engine) -> None:
+    lost: list[str] = []
+    traffic = Traffic(rate=0.0, bursts=False, on_lost=lost.append)
+    await traffic.start("no url", engine.model)
+    assert traffic._process is not None
+    traffic._process.kill()
+    async with asyncio.timeout(DEADLINE_S):
+        while not lost:
+            await asyncio.sleep(0.02)
+    assert lost == ["exit code -9"]
+    await traffic.stop()
+    assert not traffic.running
 
 
 async def test_an_engine_that_is_not_there_is_told_in_one_line() -> None:

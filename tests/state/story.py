@@ -20,8 +20,8 @@ def ns(ms: float) -> int:
 
 def header(source: str, **fields: Any) -> Header:
     """A process that announces itself."""
-    values: dict[str, Any] = dict(schema=1, source=source, pid=42, role="engine", title=source, host="h", boot_id="b",
-                                  anchor=ClockAnchor(START, 1_000))  # fmt: skip
+    values: dict[str, Any] = {"schema": 1, "source": source, "pid": 42, "role": "engine", "title": source, "host": "h",
+                              "boot_id": "b", "anchor": ClockAnchor(START, 1_000)}  # fmt: skip
     return Header(**{**values, **fields})
 
 

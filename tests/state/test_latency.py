@@ -32,11 +32,11 @@ def chat() -> Story:
     """A streamed chat in one process: 300 prompt tokens in two chunks, three output tokens, times in ms.
 
     received 0 · body parsed 2 · template 2-3 · tokenised 3-5 · handed over 5 · queued 6 · scheduled: lookup 40, done 41
-    step 0 at 40: layers 42-60, token 62, end 63 (chunk of 256) · step 1 at 65: layers 67-72, logits 73, token 75, end 77
+    step 0 at 40: layers 42-60, token 62, end 63; step 1 at 65: layers 67-72, logits 73, token 75, end 77
     step 2 at 80: token 88, end 89 · step 3 at 90: token 98, end 100 · first byte 79 · finished 98.5 · released 99
     closed 102
     """
-    offsets = dict(scheduled=1, launched=1.5, embed=1.75, layers=2)
+    offsets = {"scheduled": 1, "launched": 1.5, "embed": 1.75, "layers": 2}
     return Story().tell(
         Received(ns(0), 1, "r1", "/v1/chat/completions", streaming=1),
         End(ns(2), 1, Stage.RECEIVE, 900),
@@ -123,6 +123,27 @@ def test_timers_count_each_latency_once() -> None:
     assert timers["ttft"].p50 == pytest.approx(79, rel=0.01)
     assert timers["itl"].p50 == pytest.approx(10, rel=0.01)
     assert timers["itl"].p99 == pytest.approx(13, rel=0.01)
+
+
+def test_without_streaming_the_bar_shows_decode_although_the_first_byte_goes_out_last() -> None:
+    story = Story().tell(
+        Received(ns(0), 1, "r1", streaming=0),
+        Queued(ns(0), 1, "r1", 10, 3),
+        Scheduled(ns(1), 1, ns(1)),
+        step(1, 0, batch=1, joined=(1,), odd=(1, 10, 1), layers=1, head=8, logits=8.5, token=9, end=9.5),
+        step(11, 1, batch=1, token=9, end=9.5),
+        step(21, 2, batch=1, token=9, end=9.5),
+        Finished(ns(30), 1, "length", 3),
+        Released(ns(30), 1),
+        End(ns(32), 1, Stage.STREAM),
+        Closed(ns(33), 1, 200),
+    )
+    view = story.request()
+    assert (view.stages[9].begin, view.stages[9].end) == (ns(10), ns(32)) and view.ttft_ms == 32
+    drawn = [(s.stage, s.begin, s.end) for s in view.segments[-3:]]
+    assert drawn == [
+        (Stage.STREAM, ns(10), ns(20)), (Stage.DECODE, ns(20), ns(30)), (Stage.TEARDOWN, ns(30), ns(33)),
+    ]  # fmt: skip
 
 
 def test_offline_call_ends_when_its_blocks_are_back_and_streams_nothing() -> None:

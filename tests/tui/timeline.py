@@ -197,6 +197,7 @@ class Timeline:
                 while not self._room(job, 1):
                     victim = running[-1]
                     self._preempt(victim, t, waiting, running)
+                    held.pop(id(victim), None)
                     if victim is job:
                         break
                 if job in running:
@@ -268,9 +269,10 @@ class Timeline:
         changed = [x for job, _ in plan if len(job.blocks) != held.get(id(job), 0) for x in (job.key, len(job.blocks))]
         ids: list[int] = []
         for job, _ in plan:
-            fresh = job.blocks[held.get(id(job), 0) :]
+            index = held.get(id(job), 0)
+            fresh = job.blocks[index:]
             if fresh:
-                ids += [job.key, len(fresh), *fresh]
+                ids += [job.key, index, len(fresh), *fresh]
         used = sum(len(job.blocks) for job in running)
         self._emit(Step(
             t, self.n, scheduled=offsets[0], launched=offsets[1], embed=offsets[2], layers=offsets[3], head=offsets[4],

@@ -9,6 +9,7 @@ import functools
 import os
 import platform
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -105,64 +106,73 @@ _DRIVER_NAMES: Final = (
 )  # fmt: skip
 
 
-def device_told(described: str) -> Device | None:
+def device_told(described: str, threads: int = 1) -> Device | None:
     """The device that an engine runs on, from how it calls it (``cpu``, ``NVIDIA H100 80GB HBM3``); None for one that
-    is not known, or that it does not name (``cuda:0``)."""
+    is not known, or that it does not name (``cuda:0``). `threads` at work where it is this machine's processor."""
     text = described.strip().lower()
     if text == "cpu":
-        return this_cpu()
+        return this_cpu(threads)
     return next((DEVICES[name] for sign, name in _DRIVER_NAMES if sign in text), None)
 
 
 # --- this machine ------------------------------------------------------------------------------------------------
 
-_GEMM: Final = 512
-_STREAM: Final = 24 * 1024 * 1024
-"""Elements of the arrays that are streamed through: 96 MB each, more than caches hold."""
+_GEMM: Final = 64
+"""Size of the products, and how many there are in a batch: small enough that no BLAS spreads one over threads, which
+would wait for each other on a busy machine."""
+_SLICE: Final = 2 * 1024 * 1024
+"""Elements that are read at a time: 8 MB, a few tenths of a millisecond."""
+_SLICES: Final = 12
+"""How many lie one after the other: 96 MB in all, more than caches hold."""
 _GEMM_S: Final = 0.2
-_STREAM_S: Final = 0.3
+_STREAM_S: Final = 0.2
+_UNDISTURBED: Final = 0.10
+"""Quantile of the times that counts: an engine may be running beside, and short pieces often escape it."""
 
 
-@functools.cache
-def this_cpu() -> Device:
-    """This machine's processor, measured once a process in under a second: FLOP/s of a float32 matrix product,
-    bytes/s of a pass through memory.
+def this_cpu(threads: int = 1) -> Device:
+    """This machine's processor with `threads` threads at work, measured once a process in under a second.
 
-    The product runs on as many threads as numpy is set up for here, the pass through memory on one. Both are a
-    yardstick for what an engine reaches, not a promise: hardware for bfloat16 lets an engine exceed the first.
+    FLOP/s are those of float32 matrix products on one core, times `threads`; bytes/s those of one core that reads
+    memory. Both are a yardstick for what an engine reaches, not a promise: hardware for bfloat16 lets an engine exceed
+    the first.
     """
-    flops, bandwidth = _gemm_rate(), _stream_rate()
+    flops, bandwidth = _measured()
+    flops *= max(1, threads)
     return Device(
-        "cpu", f"{_cpu_name()} (measured)", bf16=flops, bandwidth=bandwidth, memory=_memory(), fp32=flops,
+        "cpu", f"{_cpu_name()} × {max(1, threads)}", bf16=flops, bandwidth=bandwidth, memory=_memory(), fp32=flops,
         mfu=0.60, mbu=0.60, source="numpy on this machine, just now",
     )  # fmt: skip
 
 
+@functools.cache
+def _measured() -> tuple[float, float]:
+    return _gemm_rate(), _stream_rate()
+
+
 def _gemm_rate() -> float:
-    """FLOP/s of the best of several products in a fifth of a second."""
-    left = np.full((_GEMM, _GEMM), 0.5, np.float32)
+    """FLOP/s of float32 matrix products on one core."""
+    left = np.full((_GEMM, _GEMM, _GEMM), 0.5, np.float32)
     right, out = left.copy(), np.empty_like(left)
-    best, until = float("inf"), time.perf_counter() + _GEMM_S
-    while True:
-        begin = time.perf_counter()
-        np.matmul(left, right, out=out)
-        end = time.perf_counter()
-        best = min(best, max(end - begin, 1e-9))
-        if end > until:
-            return 2.0 * _GEMM**3 / best
+    return 2.0 * _GEMM**4 / _quick(lambda _: np.matmul(left, right, out=out), _GEMM_S)
 
 
 def _stream_rate() -> float:
-    """Bytes/s of the best of several sums over memory: reads alone, as of weights."""
-    values = np.ones(_STREAM, np.float32)
-    best, until = float("inf"), time.perf_counter() + _STREAM_S
-    while True:
+    """Bytes/s of reading memory, as weights are read."""
+    slices = [np.ones(_SLICE, np.float32) for _ in range(_SLICES)]
+    return float(slices[0].nbytes) / _quick(lambda turn: np.add.reduce(slices[turn % _SLICES]), _STREAM_S)
+
+
+def _quick(work: Callable[[int], object], seconds: float) -> float:
+    """Seconds that `work` takes when it is not disturbed, from as many turns as fit into `seconds`."""
+    work(0)
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while not times or time.perf_counter() < until:
         begin = time.perf_counter()
-        np.add.reduce(values)
-        end = time.perf_counter()
-        best = min(best, max(end - begin, 1e-9))
-        if end > until:
-            return float(values.nbytes) / best
+        work(len(times))
+        times.append(max(time.perf_counter() - begin, 1e-9))
+    return float(np.quantile(times, _UNDISTURBED))
 
 
 def _memory() -> float:

@@ -64,12 +64,16 @@ def request(view: RequestView, snapshot: Snapshot) -> dict[str, Any]:
         elapsed = max(0, snapshot.now - view.received) / NS_PER_MS
     return {
         "id": clean(view.id),
+        "rid": clean(view.rid),
         "source": clean(view.source),
         "phase": view.phase.value,
         "received_ms": (view.received - snapshot.began) / NS_PER_MS,
         "route": clean(view.route),
         "client_id": clean(view.client_id),
         "tenant": clean(view.tenant),
+        "model": clean(view.model),
+        "messages": view.messages,
+        "logprobs": view.logprobs,
         "streaming": view.streaming,
         "prompt_tokens": view.prompt_tokens,
         "cached_tokens": view.cached_tokens,

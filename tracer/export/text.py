@@ -150,7 +150,7 @@ def _waterfall(page: Page, snapshot: Snapshot) -> None:
             for view in views]  # fmt: skip
     left_width = max(map(cell_width, left))
     ms_width = max(len(_ms(longest)), 8)
-    right_width = 14 if page.width >= 80 else 0
+    right_width = 24 if page.width >= 110 else 14 if page.width >= 80 else 0
     bar_width = max(1, page.width - id_width - left_width - ms_width - right_width - 4)
     scale = [f"{glyphs[0] if page.unicode else glyphs[1]} {name}" for glyphs, name in _LEGEND]
     of = f" of {snapshot.total:,}" if len(views) < snapshot.total else ""
@@ -160,7 +160,7 @@ def _waterfall(page: Page, snapshot: Snapshot) -> None:
         until = _end(view, snapshot.now)
         share = _length(view, until) / longest if longest else 0.0
         cells = max(1, round(bar_width * share))
-        mark = _join(view.finish_reason or view.phase, *_marks(view))
+        mark = _join(*_marks(view), view.finish_reason or view.phase)
         page.pieces(
             f"{fit(page.plain(view.id), id_width)} {fit(tokens, left_width)} ",
             *_bar(page, view.segments, view.received, until, cells),

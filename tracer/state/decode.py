@@ -63,6 +63,21 @@ def last_token(request: Request) -> int | None:
     return settled.last
 
 
+def second_token(request: Request) -> int | None:
+    """Instant of the second output token that a step told of (ns)."""
+    times = request.settled.times
+    if len(times) > 1:
+        return times[1]
+    wanted = 1 - request.settled.count
+    if request.batch is not None and wanted >= 0:
+        for span in spans(request):
+            count = (span.last - span.first + 1) * span.produced
+            if wanted < count:
+                return request.batch.history.token(span.first + wanted // span.produced)
+            wanted -= count
+    return None
+
+
 def last_end(request: Request) -> int:
     """When the step of the last output token was over (ns); 0 when that is not known."""
     given = list(spans(request))

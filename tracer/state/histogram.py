@@ -9,6 +9,7 @@ is older than the window is dropped a slot at a time, a tenth of the window or l
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from typing import Final
 
@@ -77,9 +78,9 @@ class WindowedTimer:
         self._rings: list[Counts] = [np.zeros((number, BUCKETS), np.int64) for number, _ in _SLOTS]
         self._heads = [-1] * len(_SLOTS)
         """Number (time over length) of the newest slot of each ring, -1 before the first sample."""
-        self._times: list[int] = []
-        self._values: list[float] = []
-        self._weights: list[int] = []
+        self._times = array("q")
+        self._values = array("d")
+        self._weights = array("q")
 
     def add(self, t: int, value_ns: float, weight: int = 1) -> None:
         """Count `weight` samples of `value_ns` at trace time `t` (ns)."""
@@ -93,10 +94,10 @@ class WindowedTimer:
         """Sort what is pending into the buckets. What is read is the same whenever this is called."""
         if not self._times:
             return
-        times = np.asarray(self._times, np.int64)
-        values = np.asarray(self._values, np.float64)
-        weights = np.asarray(self._weights, np.int64)
-        self._times, self._values, self._weights = [], [], []
+        times = np.frombuffer(self._times, np.int64)
+        values = np.frombuffer(self._values, np.float64)
+        weights = np.frombuffer(self._weights, np.int64)
+        self._times, self._values, self._weights = array("q"), array("d"), array("q")
         indices = bucket_indices(values)
         self.total += bucket_counts(indices, weights)
         for window, (number, length) in enumerate(_SLOTS):

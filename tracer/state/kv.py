@@ -20,9 +20,9 @@ BLOCKS_SHOWN: Final = 1 << 20
 class BlockMap:
     """One byte for each block of the pool, as `Snapshot.kv_blocks` shows it.
 
-    Told by `Step.block_ids` (assigned), `Released` (given back: the first `cached` of a request's blocks stay in the
-    prefix cache, in order of the prompt, the others are free) and `Evicted` (the longest cached go first: the
-    engine says how many, not which).
+    Told by `Step.block_ids` (a request's block table from some place on), `Released` (given back: the first `cached`
+    of a request's blocks stay in the prefix cache, in order of the prompt, the others are free) and `Evicted` (the
+    longest cached go first: the engine says how many, not which).
     """
 
     def __init__(self) -> None:
@@ -45,9 +45,13 @@ class BlockMap:
         """Block ids that a request holds, in order of its tokens."""
         return tuple(self._held.get(request.serial, ()))
 
-    def assign(self, request: Request, blocks: list[int]) -> None:
-        """`request` was given `blocks`."""
+    def assign(self, request: Request, index: int, blocks: list[int]) -> None:
+        """The block table of `request` holds `blocks` from `index` on."""
         held = self._held.setdefault(request.serial, [])
+        for block in held[index:]:
+            if self._let_go(block):
+                self._bytes[block] = FREE
+        del held[index:]
         slot = self._slots.get(request.serial)
         if slot is None:
             # With more requests than slots, several share one: the map tells blocks in use, not every owner.
@@ -66,11 +70,8 @@ class BlockMap:
     def release(self, request: Request, cached: int) -> None:
         """`request` gave its blocks back; `cached` of them stay for reuse (-1: not known, taken as none)."""
         for place, block in enumerate(self._held.pop(request.serial, ())):
-            left = self._holders.get(block, 1) - 1
-            if left > 0:
-                self._holders[block] = left
+            if not self._let_go(block):
                 continue
-            self._holders.pop(block, None)
             if place < cached:
                 self._bytes[block] = CACHED
                 self._cached[block] = None
@@ -79,6 +80,13 @@ class BlockMap:
         slot = self._slots.pop(request.serial, None)
         if slot is not None and slot not in self._slots.values():
             self._free_slots.append(slot)
+
+    def _let_go(self, block: int) -> bool:
+        """One holder less; returns whether none is left."""
+        left = self._holders.pop(block, 1) - 1
+        if left > 0:
+            self._holders[block] = left
+        return left <= 0
 
     def exchange(self, old: Request, new: Request) -> None:
         """`old` was joined with `new`."""
@@ -99,14 +107,14 @@ class BlockMap:
         return bytes(self._bytes) + bytes(max(0, missing))
 
 
-def block_runs(data: bytes) -> list[tuple[int, list[int]]]:
-    """`Step.block_ids` as (key, block ids) pairs. A run that claims more ids than there are is cut."""
+def block_runs(data: bytes) -> list[tuple[int, int, list[int]]]:
+    """`Step.block_ids` as (key, index, block ids). A run that claims more ids than there are is cut."""
     values = unpack_u32(data)
-    runs: list[tuple[int, list[int]]] = []
+    runs: list[tuple[int, int, list[int]]] = []
     at = 0
-    while at + 1 < len(values):
-        key, count = values[at], values[at + 1]
-        ids = values[at + 2 : at + 2 + count]
-        runs.append((key, ids.tolist()))
-        at += 2 + len(ids) if len(ids) == count else len(values)
+    while at + 2 < len(values):
+        key, index, count = values[at : at + 3]
+        ids = values[at + 3 : at + 3 + count]
+        runs.append((key, index, ids.tolist()))
+        at += 3 + count
     return runs

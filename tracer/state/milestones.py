@@ -12,6 +12,7 @@ from tracer.events import (
     End,
     Finished,
     Output,
+    Params,
     Preempted,
     Prompt,
     Queued,
@@ -43,6 +44,16 @@ def received(request: Request, event: Received) -> None:
     request.tenant = request.tenant or event.tenant
     request.streaming = max(request.streaming, min(event.streaming, 1))
     request.offline = request.offline or event.offline
+
+
+def params(request: Request, event: Params) -> None:
+    """What the body asks for."""
+    request.streaming = max(request.streaming, min(event.streaming, 1))
+    request.tenant = request.tenant or event.tenant
+    request.model = request.model or event.model
+    request.max_tokens = max(request.max_tokens, event.max_tokens)
+    request.messages = max(request.messages, event.messages)
+    request.logprobs = request.logprobs or event.logprobs > 0
 
 
 def begin(request: Request, event: Begin) -> None:
@@ -120,10 +131,15 @@ def preempted(request: Request, event: Preempted) -> None:
 
 
 def finished(request: Request, event: Finished) -> None:
-    """The last token is known, or none will come."""
-    if request.finished is None:
+    """The last token is known, or none will come.
+
+    At a stop string the front end says so first and cancels the request; the engine then only knows of that. The
+    earlier instant and the more telling reason stand.
+    """
+    if request.finished is None or event.t < request.finished:
         request.finished = event.t
-    request.finish_reason = request.finish_reason or event.reason
+    if request.finish_reason in ("", "cancelled"):
+        request.finish_reason = event.reason or request.finish_reason
     request.error = request.error or event.error
     request.final_tokens = max(request.final_tokens, event.output_tokens)
     if event.prompt_tokens >= 0:

@@ -38,9 +38,9 @@ _FRONT: Final = (
 )  # fmt: skip
 _MEASURES: Final = (
     "streaming", "body_bytes", "status_code", "sent_bytes", "sent_chunks", "sent_tokens", "sent_work", "prompt_tokens",
-    "cached_tokens", "max_tokens", "final_tokens", "freed", "kept", "blocks", "prompt_chars",
+    "messages", "cached_tokens", "max_tokens", "final_tokens", "freed", "kept", "blocks", "prompt_chars",
 )  # fmt: skip
-_WORDS: Final = ("route", "client_id", "tenant", "engine", "finish_reason", "error", "prompt_ids")
+_WORDS: Final = ("route", "client_id", "tenant", "model", "engine", "finish_reason", "error", "prompt_ids")
 _STEPS: Final = (
     "batch", "spans", "open_since", "passes", "redo", "holes", "produced", "unseen", "last_index", "last_seen",
     "last_given", "last_batch", "settled", "absences",
@@ -187,7 +187,7 @@ class RequestTable:
         if other.batch is not None or (one.batch is None and other.unseen):
             for name in _STEPS:
                 setattr(one, name, getattr(other, name))
-        for name in ("offline", "disconnected", "incomplete"):
+        for name in ("offline", "logprobs", "disconnected", "incomplete"):
             setattr(one, name, getattr(one, name) or getattr(other, name))
         one.preemptions = sorted(one.preemptions + other.preemptions, key=attrgetter("begin"))
         if not one.output:

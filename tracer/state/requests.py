@@ -106,6 +106,9 @@ class Request:
     route: str = ""
     client_id: str = ""
     tenant: str = ""
+    model: str = ""
+    messages: int = -1
+    logprobs: bool = False
     streaming: int = -1
     offline: bool = False
     body_bytes: int = -1

@@ -184,6 +184,10 @@ def _assemble(
         sent_chunks=_known(request.sent_chunks),
         batch=_known(members),
         chunks=front.chunks,
+        rid=request.names[0] if request.names else "",
+        model=request.model,
+        messages=_known(request.messages),
+        logprobs=request.logprobs,
     )
 
 

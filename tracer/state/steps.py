@@ -152,7 +152,7 @@ class Batch:
                 request.prompt_tokens = prompt
             if request.finished is None:
                 self._count(request, output, event.n, len(later))
-            if computed and not request.passes and key not in self.members:
+            if computed and request.lookup is None and not request.ran:
                 request.incomplete = True  # some of its prefill ran before anything was heard of it
             if is_member:
                 members[key] = request
@@ -169,7 +169,8 @@ class Batch:
         """An event was lost: what the implied members do from here on is not certain."""
         for key, request in self.members.items():
             self._close(request)
-            request.incomplete = True
+            if request.over is None:
+                request.incomplete = True
             request.version += 1
             self.doubtful[key] = request
         self.loose.clear()

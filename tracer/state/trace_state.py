@@ -27,6 +27,7 @@ from tracer.events import (
     Heartbeat,
     HookFault,
     Output,
+    Params,
     Preempted,
     Prompt,
     Queued,
@@ -64,9 +65,10 @@ _FORGOTTEN_ROSTERS: Final = 30
 _RANKS: Final = {"measured": 0, "estimated": 1, "unavailable": 2}
 
 _REQUEST_EVENTS: Final = (
-    Received, Begin, End, Alias, Prompt, Queued, Scheduled, Preempted, Finished, Released, Sent, Output, Closed,
+    Received, Begin, End, Alias, Prompt, Queued, Scheduled, Preempted, Finished, Released, Sent, Output, Params,
+    Closed,
 )  # fmt: skip
-_BEGINNERS: Final = frozenset({Received, Begin, Alias, Prompt, Queued, Scheduled, Preempted})
+_BEGINNERS: Final = frozenset({Received, Params, Begin, Alias, Prompt, Queued, Scheduled, Preempted})
 """Events that make a request known. One that only ends something makes none: it would never end."""
 _FRONT_END: Final = frozenset({Stage.RECEIVE, Stage.TEMPLATE, Stage.TOKENISE})
 
@@ -221,8 +223,7 @@ class TraceState:
             case Preempted():
                 milestones.preempted(request, event)
                 source.preempted = max(source.preempted, event.total)
-                if event.kind != "offload":
-                    source.blocks.release(request, 0)
+                source.blocks.release(request, 0)
             case Finished():
                 milestones.finished(request, event)
             case Released():
@@ -232,6 +233,8 @@ class TraceState:
                 milestones.sent(request, event)
             case Output():
                 milestones.output(request, event)
+            case Params():
+                milestones.params(request, event)
             case Closed():
                 milestones.closed(request, event)
                 if request.lost and request.over is not None:
@@ -285,10 +288,10 @@ class TraceState:
                 if request is not None:
                     request.blocks = held
         if event.block_ids:
-            for key, blocks in block_runs(event.block_ids):
+            for key, index, blocks in block_runs(event.block_ids):
                 request = self.requests.get(source.name, key)
                 if request is not None:
-                    source.blocks.assign(request, blocks)
+                    source.blocks.assign(request, index, blocks)
 
     def _step_device(self, source: Source, event: StepDevice) -> None:
         if max(event.embed, event.layers, event.head, event.logits, event.sampled) > _LONGEST_STEP_NS:

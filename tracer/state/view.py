@@ -119,6 +119,14 @@ class RequestView:
     batch: int | None = None
     """Members of the step it is (or was last) part of."""
     chunks: tuple[ChunkView, ...] = ()
+    rid: str = ""
+    """The full id of which `id` is the short form."""
+    model: str = ""
+    """Model as the client named it."""
+    messages: int | None = None
+    """Messages of the chat."""
+    logprobs: bool = False
+    """Whether the client asked for log probabilities."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,11 @@ def stage_row(
 
 
 def segments(request: Request, spans: list[Span], until: int) -> list[Segment]:
-    """The request's bar: stretches ordered by begin, none over another; where stages overlap, the lower is first."""
+    """The request's bar: stretches ordered by begin, none over another.
+
+    Where stages overlap, the lower one is drawn first; the first byte only until the second token, since without
+    streaming it goes out with the last one.
+    """
     pieces: list[tuple[int, int, int | None, bool]] = []
     first_only = request.output_tokens <= 1
     stream = spans[Stage.STREAM - 1]
@@ -129,6 +133,8 @@ def segments(request: Request, spans: list[Span], until: int) -> list[Segment]:
         begin, end = span.begin, span.end
         if begin is None or (stage == Stage.DECODE and end is None and first_only and streaming):
             continue
+        if stage == Stage.STREAM and end is not None:
+            end = min(end, decode.second_token(request) or end)
         if not span.waits:
             pieces.append((begin, stage, end, stage == Stage.ADMISSION))
             continue

@@ -191,7 +191,7 @@ class TracerApp(App[int]):
         if look.glyphs is ASCII:
             status = status.replace("●", "*").replace("…", "...")
         if any(engine.status == "dead" for engine in snapshot.engines):
-            return status, look.bad
+            return f"{look.glyphs.bullet} DEAD", look.bad
         return status, look.good if "LIVE" in status else look.warn
 
     # --- what all screens can do

@@ -8,9 +8,11 @@ its own: what is on the screen is what `paint` returned.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from rich.cells import split_graphemes
 from rich.segment import Segment
 from rich.style import Style
 from textual.geometry import Region, Size
@@ -87,6 +89,22 @@ def blank(width: int, style: Style) -> list[Segment]:
     return [Segment(" " * width, style)] if width > 0 else []
 
 
+plain: Final = re.compile(
+    "[\x20-\x7e\xa0-\u02ff\u2010-\u2027\u2030-\u205e\u2190-\u21ff\u2500-\u25fc\u2800-\u28ff]*"
+).fullmatch
+"""Matches text of glyphs that every terminal draws one cell wide."""
+
+
+class PlainStrip(Strip):
+    """A strip of which every character is one cell wide, so that columns are found by slicing."""
+
+
+def strip_of(row: Row, width: int) -> Strip:
+    """The row as a strip, a plain one where it is."""
+    kind = PlainStrip if all(plain(segment.text) for segment in row) else Strip
+    return kind(row, width)
+
+
 def changed_columns(old: Row, new: Row) -> list[tuple[int, int]]:
     """Column runs [begin, end) in which two rows of the same width differ, merged over small gaps.
 
@@ -100,12 +118,60 @@ def changed_columns(old: Row, new: Row) -> list[tuple[int, int]]:
         last_new -= 1
     if first == last_old and first == last_new:
         return []
-    column = sum(cell_width(segment.text) for segment in new[:first])
-    before, after = _cells(old[first:last_old]), _cells(new[first:last_new])
+    column = sum(len(segment.text) if segment.text.isascii() else cell_width(segment.text) for segment in new[:first])
+    before, after = old[first:last_old], new[first:last_new]
+    if all(plain(segment.text) for segment in before) and all(plain(segment.text) for segment in after):
+        runs = _plain_runs(before, after)
+    else:
+        runs = _runs(before, after)
+    merged: list[tuple[int, int]] = []
+    for begin, end in runs:
+        if merged and column + begin - merged[-1][1] <= MERGE_GAP:
+            merged[-1] = (merged[-1][0], column + end)
+        else:
+            merged.append((column + begin, column + end))
+    return merged
+
+
+def _plain_runs(old: Row, new: Row) -> list[tuple[int, int]]:
+    """Differing runs where a character is a cell: pieces of both rows are compared as they overlap."""
     runs: list[tuple[int, int]] = []
+    at = 0
+    old_left, old_style, new_left, new_style = "", None, "", None
+    old_index = new_index = 0
+    while True:
+        while not old_left and old_index < len(old):
+            old_left, old_style, _ = old[old_index]
+            old_index += 1
+        while not new_left and new_index < len(new):
+            new_left, new_style, _ = new[new_index]
+            new_index += 1
+        size = min(len(old_left), len(new_left))
+        if not size:
+            rest = max(len(old_left), len(new_left))
+            if rest:
+                runs.append((at, at + rest))
+            return runs
+        if old_style is not new_style and old_style != new_style:
+            runs.append((at, at + size))
+        elif old_left[:size] != new_left[:size]:
+            begin, end = 0, size
+            while old_left[begin] == new_left[begin]:
+                begin += 1
+            while old_left[end - 1] == new_left[end - 1]:
+                end -= 1
+            runs.append((at + begin, at + end))
+        old_left, new_left = old_left[size:], new_left[size:]
+        at += size
+
+
+def _runs(old: Row, new: Row) -> list[tuple[int, int]]:
+    """Differing runs cell by cell."""
+    before, after = _cells(old), _cells(new)
     length = max(len(before), len(after))
     before += [("", None)] * (length - len(before))
     after += [("", None)] * (length - len(after))
+    runs: list[tuple[int, int]] = []
     index = 0
     while index < length:
         if before[index] == after[index]:
@@ -118,35 +184,21 @@ def changed_columns(old: Row, new: Row) -> list[tuple[int, int]]:
             begin -= 1
         while index < length and (not before[index][0] or not after[index][0]):
             index += 1
-        if runs and column + begin - runs[-1][1] <= MERGE_GAP:
-            runs[-1] = (runs[-1][0], column + index)
-        else:
-            runs.append((column + begin, column + index))
+        runs.append((begin, index))
     return runs
 
 
 def _cells(segments: Row) -> list[tuple[str, Style | None]]:
-    """One entry a cell; the second cell of a wide glyph is an empty string."""
+    """One entry a cell: the grapheme, and an empty string for its second cell."""
     cells: list[tuple[str, Style | None]] = []
     for text, style, _ in segments:
-        if text.isascii() or cell_width(text) == len(text):
-            cells.extend((character, style) for character in text)
-            continue
-        for character in text:
-            width = cell_width(character)
+        for begin, end, width in split_graphemes(text)[0]:
             if width == 0:
-                if cells:  # a combining mark belongs to the cell before it
-                    cells[-1] = (cells[-1][0] + character, cells[-1][1])
+                if cells:  # belongs to the cell before it
+                    cells[-1] = (cells[-1][0] + text[begin:end], cells[-1][1])
                 continue
-            cells.append((character, style))
-            cells.extend(("", style) for _ in range(width - 1))
-        # Joined emoji are narrower than the sum of their parts: then the whole text counts as one glyph.
-        expected = cell_width(text)
-        actual = sum(max(0, cell_width(character)) for character in text)
-        if expected != actual:
-            del cells[len(cells) - actual :]
-            cells.append((text, style))
-            cells.extend(("", style) for _ in range(expected - 1))
+            cells.append((text[begin:end], style))
+            cells.extend([("", style)] * (width - 1))
     return cells
 
 
@@ -186,7 +238,7 @@ class Canvas(Widget):
             if not runs:
                 continue
             self._rows[y] = new
-            self._strips[y] = Strip(new, size.width)
+            self._strips[y] = strip_of(new, size.width)
             dirty.extend(Region(begin, y, end - begin, 1) for begin, end in runs)
         if dirty:
             self.refresh(*dirty)
@@ -207,7 +259,7 @@ class Canvas(Widget):
     def _ensure(self, size: Size) -> None:
         if self._stale or self._painted != size:
             self._rows = self._paint(size)
-            self._strips = [Strip(row, size.width) for row in self._rows]
+            self._strips = [strip_of(row, size.width) for row in self._rows]
             self._painted = size
             self._stale = False
 

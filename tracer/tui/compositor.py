@@ -2,8 +2,8 @@
 
 Textual sends a changed span of a line from the left edge of its widget on: for a clock at the right end of a 140-cell
 row that is 140 cells instead of 5. Our replacement for `ChopsUpdate.render_segments` sends the changed columns only,
-never half of a two-cell glyph, and moves the cursor again after text whose width terminals disagree about, so that
-what follows keeps its column.
+never half of a two-cell glyph, says a style only when it changes, and moves the cursor again after text whose width
+terminals disagree about, so that what follows keeps its column.
 
 It replaces a private method, so it is only put in place when the version, the signature and the attributes are those
 it was written for; otherwise Textual's own method stays, which draws the same screen with more bytes.
@@ -12,7 +12,6 @@ it was written for; otherwise Textual's own method stays, which draws the same s
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -20,18 +19,16 @@ import textual
 from rich.cells import split_graphemes
 from rich.color import ColorSystem
 from rich.console import Console
+from rich.segment import Segment
+from rich.style import Style
 from textual import _compositor
-from textual.strip import Strip
+from textual.strip import SGR_STYLES, Strip
 
 from tracer.text import cell_width
+from tracer.tui.canvas import PlainStrip, plain
 
 TESTED: Final = ("8.2.8",)
 """Versions of Textual whose `ChopsUpdate` this was checked against."""
-
-_plain: Final = re.compile(
-    "[\x20-\x7e\xa0-\u02ff\u2010-\u2027\u2030-\u205e\u2190-\u21ff\u2500-\u25fc\u2800-\u28ff]*"
-).fullmatch
-"""Matches text of glyphs that every terminal draws one cell wide."""
 
 _stock: Callable[..., str] | None = None
 
@@ -75,26 +72,112 @@ def _mismatch() -> str:
 
 def render_changed(self: Any, console: Console) -> str:
     """Terminal sequences for the changed spans: the columns of `spans` and nothing else."""
-    out: list[str] = []
+    pen = _Pen(console._color_system or ColorSystem.TRUECOLOR)
     for y, left, right in self.spans:
         for end, (x, strip) in zip(self.chop_ends[y], self.chops[y].items(), strict=False):
-            if strip is None or x >= right or end <= left:
+            if strip is not None and x < right and end > left:
+                pen.draw(strip, x, y, max(left, x) - x, min(right, end) - x)
+    return pen.end()
+
+
+class _Pen:
+    """Writes runs of cells and remembers the style that is in force, so that it is not said again."""
+
+    def __init__(self, system: ColorSystem) -> None:
+        self._out: list[str] = []
+        self._codes = _CODES.setdefault(system, {})
+        self._system = system
+        self._style: Style | None = None
+
+    def draw(self, strip: Strip, x: int, y: int, start: int, stop: int) -> None:
+        """Columns `start` to `stop` of a strip whose left end is at (x, y)."""
+        segments = strip._segments
+        if type(strip) is PlainStrip or all(plain(segment.text) for segment in segments):
+            self._draw_plain(segments, x, y, start, stop)
+            return
+        start, stop = whole_glyphs(strip, start, stop)
+        column = x + start
+        self._move(column, y)
+        for text, style, control in strip.crop(start, stop):
+            if control:
                 continue
-            start, stop = max(left, x) - x, min(right, end) - x
-            start, stop = whole_glyphs(strip, start, stop)
-            out.append(f"\x1b[{y + 1};{x + start + 1}H")
-            piece = strip if start == 0 and stop >= strip.cell_length else strip.crop(start, stop)
-            out.append(render_strip(piece, console, x + start, y))
-    return "".join(out)
+            self._use(style)
+            self._out.append(text)
+            column += cell_width(text)
+            if not plain(text):
+                self._move(column, y)
+
+    def _draw_plain(self, segments: list[Segment], x: int, y: int, start: int, stop: int) -> None:
+        """The same where each character is one cell: slices instead of new strips."""
+        self._move(x + start, y)
+        at = 0
+        for text, style, control in segments:
+            if control:
+                continue
+            end = at + len(text)
+            if end > start:
+                if at >= stop:
+                    break
+                self._use(style)
+                self._out.append(text[max(0, start - at) : stop - at])
+            at = end
+
+    def end(self) -> str:
+        """Everything written, with the terminal's style put back."""
+        if self._style is not None:
+            self._out.append("\x1b[0m")
+        return "".join(self._out)
+
+    def _move(self, x: int, y: int) -> None:
+        self._out.append(f"\x1b[{y + 1};{x + 1}H")
+
+    def _use(self, style: Style | None) -> None:
+        before = self._style
+        if style is before:
+            return
+        attributes, colour, back = self._codes_of(style)
+        if before is None:
+            codes = [part for part in (attributes, colour, back) if part]
+        else:
+            old_attributes, old_colour, old_back = self._codes_of(before)
+            if attributes != old_attributes:
+                codes = ["0", *(part for part in (attributes, colour, back) if part)]
+            else:
+                codes = []
+                if colour != old_colour:
+                    codes.append(colour or "39")
+                if back != old_back:
+                    codes.append(back or "49")
+        self._style = style
+        if codes:
+            self._out.append(f"\x1b[{';'.join(codes)}m")
+
+    def _codes_of(self, style: Style | None) -> tuple[str, str, str]:
+        """SGR parameters of a style: attributes, foreground, background."""
+        if style is None:
+            return "", "", ""
+        found = self._codes.get(style)
+        if found is None:
+            bits = style._attributes & style._set_attributes
+            attributes = ";".join(code for bit, code in enumerate(SGR_STYLES) if bits & 1 << bit)
+            colour = back = ""
+            if style.color is not None and not style.color.is_default:
+                colour = ";".join(style.color.downgrade(self._system).get_ansi_codes())
+            if style.bgcolor is not None and not style.bgcolor.is_default:
+                back = ";".join(style.bgcolor.downgrade(self._system).get_ansi_codes(foreground=False))
+            if len(self._codes) > 20_000:
+                self._codes.clear()
+            found = self._codes[style] = (attributes, colour, back)
+        return found
+
+
+_CODES: Final[dict[ColorSystem, dict[Style, tuple[str, str, str]]]] = {}
 
 
 def whole_glyphs(strip: Strip, start: int, stop: int) -> tuple[int, int]:
     """Widen the columns `start` to `stop` so that neither edge cuts a two-cell glyph of `strip` in half."""
-    text = strip.text
-    if _plain(text):
-        return start, stop
     column = 0
-    for _, _, width in split_graphemes(text)[0]:
+    for _, _, width in split_graphemes(strip.text)[0]:
         if width > 1:
             if column < start < column + width:
                 start = column
@@ -104,19 +187,3 @@ def whole_glyphs(strip: Strip, start: int, stop: int) -> tuple[int, int]:
         if column >= stop:
             break
     return start, stop
-
-
-def render_strip(strip: Strip, console: Console, x: int, y: int) -> str:
-    """The strip's sequences. After a glyph that is not plainly one cell wide the cursor is placed again."""
-    text = strip.text
-    if _plain(text):
-        return strip.render(console)
-    system = console._color_system or ColorSystem.TRUECOLOR
-    out: list[str] = []
-    for segment_text, style, _ in strip:
-        out.append(segment_text if style is None else Strip.render_style(style, segment_text, system))
-        width = cell_width(segment_text)
-        x += width
-        if not _plain(segment_text):
-            out.append(f"\x1b[{y + 1};{x + 1}H")
-    return "".join(out)

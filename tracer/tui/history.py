@@ -18,19 +18,19 @@ class History:
     def __init__(self, bucket: int) -> None:
         self.bucket = bucket
         self._columns: dict[int, tuple[float, float, int]] = {}
-        self._last = -1
 
     def add(self, t: int, value: float) -> None:
-        """Take in a value at an instant. Going back in time starts afresh."""
+        """Take in a value at an instant (ns)."""
         index = t // self.bucket
-        if index < self._last - 2:
-            self._columns.clear()
-        self._last = max(self._last, index) if self._columns else index
         peak, total, count = self._columns.get(index, (value, 0.0, 0))
         self._columns[index] = (max(peak, value), total + value, count + 1)
         if len(self._columns) > KEPT:
             for old in sorted(self._columns)[: KEPT // 4]:
                 del self._columns[old]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._columns.clear()
 
     def page(self, width: int, now: int) -> list[float | None]:
         """Means for `width` columns of the page that holds `now`; None where nothing happened."""

@@ -19,6 +19,10 @@ SORTS: Final = ("received", "e2e", "ttft", "itl", "queue", "prompt", "output", "
 """Orders of the list. The first one shows the newest request last; the others the largest first."""
 
 
+JUMP: Final = 4
+"""A list that follows scrolls by this part of its height."""
+
+
 @dataclass(frozen=True, slots=True)
 class Query:
     """What to ask the state for: `offset` requests of that order are left out, `limit` given at most."""
@@ -67,8 +71,11 @@ class Listing:
         """What to ask the state for now."""
         return Query(self.sort, not self.flipped, self.text, self.live_only, max(1, self.height), self.offset)
 
-    def take(self, requests: Sequence[RequestView], total: int) -> bool:
-        """Accept the state's answer to `query`; True when it has to be asked again because the order moved."""
+    def take(self, requests: Sequence[RequestView], total: int, arrived: int | None = None) -> bool:
+        """Accept the state's answer to `query`; True when it has to be asked again because the order moved.
+
+        `arrived`: how many requests there ever were, which goes on rising when old ones are forgotten.
+        """
         self.total = total
         most = max(0, total - max(1, self.height))
         if self.following and self.offset:
@@ -78,6 +85,9 @@ class Listing:
             self.offset = most
             return True
         rows = tuple(reversed(requests)) if self.newest_last else tuple(requests)
+        if self.following and self.newest_last:
+            count = total if self.text or self.live_only or arrived is None else arrived
+            rows = rows[-max(1, count - self._page_start(count)) :]
         if self._settled and not self.following and self.by_arrival:
             drift = self._drift(rows)
             offset = max(0, min(most, self.offset + (-drift if self.newest_last else drift)))
@@ -93,6 +103,12 @@ class Listing:
         if self.selected is not None:
             self.cursor = next((i for i, view in enumerate(rows) if view.key == self.selected), self.cursor)
         return False
+
+    def _page_start(self, count: int) -> int:
+        """Number of the first row in sight while the list follows: it moves on by part of a screenful, so that rows
+        stand still in between."""
+        jump = max(1, self.height // JUMP)
+        return max(0, -(-(count - self.height) // jump) * jump)
 
     def _drift(self, rows: Sequence[RequestView]) -> int:
         """By how many rows the requests that were in sight have moved down."""

@@ -17,7 +17,7 @@ from tracer.analysis.diagnosis.steps import Ints, StepTable
 from tracer.clock import NS_PER_MS
 from tracer.events import Params
 from tracer.state import decode, latency
-from tracer.state.requests import Request
+from tracer.state.requests import Pass, Request
 from tracer.state.source import Source
 from tracer.state.trace_state import TraceState
 from tracer.text import clean, fit
@@ -349,7 +349,7 @@ def _of_series(request: Request, series: Series | None) -> tuple[Params | None, 
     return params, sends
 
 
-def _passes(passes: list[object] | list, base: int, table: StepTable | None) -> tuple[Ran, ...]:  # type: ignore[type-arg]
+def _passes(passes: list[Pass], base: int, table: StepTable | None) -> tuple[Ran, ...]:
     out = []
     for item in passes:
         place = item.step - base if isinstance(item.step, int) else -1

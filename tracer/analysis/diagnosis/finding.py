@@ -55,6 +55,8 @@ class Finding:
     evidence: tuple[Exhibit, ...] = ()
     slowdown: float = 1.0
     """Factor by which it lengthened the engine's service: a queue that this explains is folded into it."""
+    load: float = 0.0
+    """Of a queue: requests offered over requests served; 0 where that was not sustained."""
     explains: tuple[str, ...] = ()
     """Statements of the symptoms and findings that are a consequence of this one."""
 

@@ -130,6 +130,12 @@ class StepTable:
         chosen = self.interval[self.plain]
         return float(np.median(chosen)) if len(chosen) >= 5 else 0.0
 
+    @cached_property
+    def prefill_cost(self) -> float:
+        """Median ns for one prompt token, over steps that ran at least 16; 0.0 when there are none."""
+        chosen = self.prefill >= 16
+        return float(np.median(self.duration[chosen] / self.prefill[chosen])) if chosen.any() else 0.0
+
     # --- phases ------------------------------------------------------------------------------------------------------
 
     def column(self, name: str) -> Ints:

@@ -63,6 +63,7 @@ class FrameScreen(Screen[None]):
 
     def place(self) -> None:
         """Place the widgets again, because something other than the size has changed."""
+        self._clear_arrangement_cache()  # it only knows of sizes and children
         self.refresh(layout=True)
         self.call_after_refresh(self.draw)
 

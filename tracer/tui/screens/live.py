@@ -21,7 +21,7 @@ from tracer.tui.widgets.batch_panel import BatchPanel
 from tracer.tui.widgets.context_strip import ContextStrip, engines_of
 from tracer.tui.widgets.key_bar import Key
 from tracer.tui.widgets.kv_panel import KvPanel
-from tracer.tui.widgets.line_input import LineInput
+from tracer.tui.widgets.line_input import LineInput, LineLabel
 from tracer.tui.widgets.log_pane import LogPane
 from tracer.tui.widgets.numbers_strip import NumbersStrip
 from tracer.tui.widgets.queue_panel import QueuePanel
@@ -29,7 +29,7 @@ from tracer.tui.widgets.waterfall import Waterfall
 
 PANELS_FROM = 116
 """Columns from which the panels stand beside the list unasked."""
-NUMBERS_EVERY, PANELS_EVERY, MAP_EVERY = 3, 3, 5
+NUMBERS_EVERY, PANELS_EVERY, MAP_EVERY = 3, 4, 5
 """Frames between updates: figures that change ten times a second cannot be read, and cost bytes."""
 WAITING_ROOM = 40
 """Requests that the queue panel asks for."""
@@ -74,6 +74,7 @@ class LiveScreen(FrameScreen):
         self.queue = QueuePanel(look)
         self.log_pane = LogPane(look)
         self.line = LineInput(look)
+        self.line_label = LineLabel(look)
         self.log_shown = False
         self.panels_wanted: bool | None = None
         self.snapshot: Snapshot | None = None
@@ -88,6 +89,7 @@ class LiveScreen(FrameScreen):
         yield self.batch_panel
         yield self.queue
         yield self.log_pane
+        yield self.line_label
         yield self.line
         yield self.key_bar
 
@@ -110,7 +112,12 @@ class LiveScreen(FrameScreen):
         regions = column(0, 0, width, [(self.context, context), (self.numbers, numbers), (self.banner, banner)])
         top = context + numbers + banner
         regions.update(self._main(width, top, main))
-        regions.update(column(0, top + main, width, [(self.log_pane, log), (self.line, line), (self.key_bar, keys)]))
+        below = top + main + log
+        label = min(8, width // 3)
+        regions.update(column(0, top + main, width, [(self.log_pane, log)]))
+        regions.update(column(0, below, label, [(self.line_label, line)]))
+        regions.update(column(label, below, width - label, [(self.line, line)]))
+        regions.update(column(0, below + line, width, [(self.key_bar, keys)]))
         return regions
 
     def _main(self, width: int, top: int, height: int) -> dict[Widget, Region]:
@@ -155,20 +162,20 @@ class LiveScreen(FrameScreen):
         listing.height = self.waterfall.visible_rows
         snapshot = app.lens.snapshot(listing.query)
         for _ in range(3):
-            if not listing.take(snapshot.requests, snapshot.total):
+            if not listing.take(snapshot.requests, snapshot.total, snapshot.finished + snapshot.live):
                 break
             snapshot = app.lens.snapshot(listing.query)
         first = self.snapshot is None
         self.snapshot = snapshot
-        self.waterfall.show(snapshot, self._waiting_text(snapshot))
+        self.waterfall.show(snapshot, self._waiting_text(snapshot), None if first else self.frame & 1)
         status, style = app.status_of(snapshot)
         self.context.show(snapshot, status, style)
         if first or self.frame % NUMBERS_EVERY == 0:
             self.numbers.show(snapshot)
         if self.batch_panel.is_on_screen and (first or self.frame % PANELS_EVERY == 1):
             self.batch_panel.show(snapshot)
-            waiting = app.lens.waiting(WAITING_ROOM)
-            self.queue.show(snapshot, waiting, sum(engine.waiting for engine in engines_of(snapshot)) or len(waiting))
+            waits = sum(engine.waiting for engine in engines_of(snapshot))
+            self.queue.show(snapshot, app.lens.waiting(WAITING_ROOM) if waits else (), waits)
         if self.kv.is_on_screen and (first or self.frame % MAP_EVERY == 2):
             current = None if listing.selected is None else listing.current
             detail = app.lens.detail(current.id) if current is not None else None
@@ -207,6 +214,8 @@ class LiveScreen(FrameScreen):
         """Keys of the last line."""
         listing, app = self.listing, self.tracer
         keys = [
+            Key("?", "help", "app.help"),
+            Key("q", "quit", "app.quit"),
             Key("Enter", "open", "open"),
             Key("/", "filter", "filter", bool(listing.text)),
             Key("Space", "pause", "app.pause", app.lens.paused),
@@ -219,11 +228,7 @@ class LiveScreen(FrameScreen):
         keys += [Key("a", "live only", "live_only", listing.live_only), Key("v", "panels", "panels")]
         if app.engine_log is not None:
             keys.append(Key("l", "log", "log", self.log_shown))
-        keys += [
-            Key("m", "maximise", "maximise", self.maximised_panel is not None),
-            Key("?", "help", "app.help"),
-            Key("q", "quit", "app.quit"),
-        ]
+        keys.append(Key("m", "maximise", "maximise", self.maximised_panel is not None))
         return keys
 
     # --- what the user does
@@ -313,6 +318,7 @@ class LiveScreen(FrameScreen):
 
     def action_filter(self) -> None:
         """Type what requests must match."""
+        self.line_label.show("filter")
         self.line.open("filter", self.listing.text, "id, route, tenant, state …")
         self.place()
 
@@ -329,6 +335,7 @@ class LiveScreen(FrameScreen):
 
     def ask(self) -> None:
         """Type a prompt to send."""
+        self.line_label.show("prompt")
         self.line.open("ask", "", "a prompt, Enter sends it")
         self.place()
 

@@ -200,7 +200,7 @@ class RequestScreen(FrameScreen):
     def keys(self) -> Sequence[Key]:
         """Keys of the last line."""
         keys = [
-            Key("Esc", "back", "leave"), Key("n", "next", "neighbour(1)"), Key("p", "previous", "neighbour(-1)"),
+            Key("?", "help", "app.help"), Key("Esc", "back", "leave"), Key("n", "next", "neighbour(1)"), Key("p", "previous", "neighbour(-1)"),
             Key("x", f"axis {self.stages.scale.value}", "scale"), Key("Tab", "focus", "app.focus_next"),
         ]  # fmt: skip
         if not self._all_cards(self.size):
@@ -208,8 +208,8 @@ class RequestScreen(FrameScreen):
         keys += [
             Key("Space", "pause", "app.pause", self.tracer.lens.paused),
             Key("m", "maximise", "maximise", self.maximised_panel is not None),
-            Key("?", "help", "app.help"), Key("q", "quit", "app.quit"),
-        ]  # fmt: skip
+            Key("q", "quit", "app.quit"),
+        ]
         return keys
 
     # --- what the user does

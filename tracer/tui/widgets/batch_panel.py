@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.segment import Segment
 
 from tracer.clock import NS_PER_S
@@ -22,10 +24,14 @@ PARTS = (
 """Parts of a step in their order, each with the stage whose colour it takes."""
 RECENT = 40
 """Steps over which the parts are averaged."""
+SEARCHED = 2_000
+"""Steps looked at in one frame at most: what is older has no place on the charts of a slow screen either."""
 
 
 class BatchPanel(Panel):
     """Members and tokens as gauges, step time and batch size as sparklines, the parts of a step as one bar."""
+
+    pad = 1
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, id="batch", edge=True)
@@ -41,16 +47,36 @@ class BatchPanel(Panel):
         engines = engines_of(snapshot)
         self.engine = max(engines, key=lambda engine: engine.batch, default=None)
         self.now = snapshot.now
-        steps = [step for step in snapshot.steps if self.engine and step.source == self.engine.source]
-        source, n = self._last
-        for step in steps:
-            if step.source != source or step.n > n or step.n < n - 100_000:
-                self.step_ms.add(step.begin, (step.end - step.begin) / 1e6)
-                self.members.add(step.begin, step.batch)
-                source, n = step.source, step.n
-        self._last = (source, n)
-        self.steps = tuple(steps[-RECENT:])
+        if self.engine is not None:
+            self._take(snapshot.steps, self.engine.source)
         self.repaint()
+
+    def _take(self, steps: Sequence[StepView], source: str) -> None:
+        """Take in the steps since the last time. Views are made as they are looked at: from the end, and no further."""
+        known, last = self._last
+        recent: list[StepView] = []
+        new: list[StepView] = []
+        for index in range(len(steps) - 1, max(-1, len(steps) - 1 - SEARCHED), -1):
+            step = steps[index]
+            if step.source != source:
+                continue
+            fresh = known != source or step.n > last
+            if not fresh and len(recent) >= RECENT:
+                break
+            if len(recent) < RECENT:
+                recent.append(step)
+            if fresh:
+                new.append(step)
+        if recent and known == source and recent[0].n < last:  # gone back in time
+            self.step_ms.clear()
+            self.members.clear()
+            new = recent
+        for step in reversed(new):
+            self.step_ms.add(step.begin, (step.end - step.begin) / 1e6)
+            self.members.add(step.begin, step.batch)
+        if recent:
+            self._last = (source, recent[0].n)
+        self.steps = tuple(reversed(recent))
 
     def title(self) -> str:
         engine = self.engine
@@ -73,13 +99,15 @@ class BatchPanel(Panel):
             self._gauge(width, "tokens", engine.step_tokens, engine.max_batch_tokens, Stage.PREFILL),
         ]
         look = self.look
+        if not self.steps:
+            return rows[:height]
         parts = mean_parts(self.steps)
         table = self._parts(width, parts) if parts else []
         spare = max(0, height - len(rows) - 2 - (1 + len(table) if parts else 0))
         if spare >= 4:
             rows.append(blank(width, look.text))
         steps, members = 1 + min(7, max(0, spare - 2) * 2 // 3), 1 + min(3, max(0, spare - 2) // 3)
-        last = (self.steps[-1].end - self.steps[-1].begin) / 1e6 if self.steps else None
+        last = (self.steps[-1].end - self.steps[-1].begin) / 1e6
         peak = nice_top(max((value for value in self.step_ms.peaks(width, self.now) if value is not None), default=0.0))
         text = figures.milliseconds(last)
         rows.extend(self._chart(width, "step ms", text, self.step_ms, steps, peak, Stage.PREFILL))

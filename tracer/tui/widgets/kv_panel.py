@@ -21,6 +21,8 @@ TINTS = 3
 class KvPanel(Panel):
     """Shares in words and a map: one glyph a block, or one for several when there are more blocks than cells."""
 
+    pad = 1
+
     def __init__(self, look: Look, *, first: bool = True) -> None:
         super().__init__(look, id="kv", edge=True, first=first)
         self.engine: EngineView | None = None
@@ -56,7 +58,8 @@ class KvPanel(Panel):
     def body(self, width: int, height: int) -> list[Row]:
         look, engine = self.look, self.engine
         if engine is None or not engine.num_blocks or engine.used is None:
-            return [Line(width).put("not told by this engine", look.dim).end(look.text)] if engine else []
+            text = "not told by this engine" if engine is not None and engine.steps else ""
+            return [Line(width).put(text, look.dim).end(look.text)]
         total, used, cached = engine.num_blocks, engine.used, engine.cached or 0
         free = engine.free if engine.free is not None else max(0, total - used - cached)
         rows: list[Row] = [self._shares(width, used, cached, free, total)]
@@ -74,10 +77,8 @@ class KvPanel(Panel):
             (glyphs.cached_block, "cached", cached, look.style(look.stage_colours[Stage.TOKENISE])),
             (glyphs.free_block, "free", free, look.dim),
         )):  # fmt: skip
-            if index:
-                line.put("  ", look.text)
-            line.put(glyph + " ", style).put(f"{name} ", look.dim)
-            line.put(f"{figures.percent(value / total)}%".rjust(4), look.text)
+            line.fill_to((0, 12, 26)[index] if width < 48 else index * (width // 3), look.text)
+            line.put(glyph + " ", style).put(f"{name} ", look.dim).put(f"{value / total:.0%}", look.text)
         return line.end(look.text)
 
     def _facts(self, width: int, engine: EngineView) -> Row:

@@ -6,14 +6,33 @@ from textual import events
 from textual.message import Message
 from textual.widgets import Input
 
+from tracer.tui.canvas import Canvas, Line, Row
 from tracer.tui.theme import Look
+
+
+class LineLabel(Canvas):
+    """What the line beside it is for."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__(look, id="line-label")
+        self.add_class("tile")
+        self.purpose = ""
+
+    def show(self, purpose: str) -> None:
+        """Name the purpose."""
+        self.purpose = purpose
+        self.repaint()
+
+    def paint(self, width: int, height: int) -> list[Row]:
+        """One row."""
+        return [Line(width).put(f" {self.purpose}", self.look.key).end(self.look.key)]
 
 
 class LineInput(Input):
     """An input that is there only between `open` and `close`."""
 
     DEFAULT_CSS = """
-    LineInput { height: 1; border: none; padding: 0 1; background: $surface; }
+    LineInput { height: 1; border: none; padding: 0; background: $surface; }
     LineInput:focus { border: none; background-tint: transparent 0%; }
     """
 
@@ -31,7 +50,7 @@ class LineInput(Input):
     def open(self, purpose: str, value: str, placeholder: str) -> None:
         """Show it with a value, for one of the screen's purposes."""
         self.purpose = purpose
-        self.placeholder = f"{purpose}: {placeholder}"
+        self.placeholder = placeholder
         with self.prevent(Input.Changed):
             self.value = value
         self.cursor_position = len(value)

@@ -19,6 +19,8 @@ LINE_ROOM = 4_000
 class LogPane(Panel):
     """The last lines that fit; up and down look back."""
 
+    pad = 1
+
     def __init__(self, look: Look) -> None:
         super().__init__(look, id="log")
         self.lines: Sequence[str] = ()

@@ -39,6 +39,8 @@ def waits_for(view: RequestView, engine: EngineView | None) -> str:
 class QueuePanel(Panel):
     """One row for each request that waits, the longest wait first."""
 
+    pad = 1
+
     def __init__(self, look: Look) -> None:
         super().__init__(look, id="queue", edge=True)
         self.waiting: tuple[RequestView, ...] = ()

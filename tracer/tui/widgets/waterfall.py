@@ -24,6 +24,8 @@ from tracer.tui.listing import Listing
 from tracer.tui.panel import Panel
 from tracer.tui.theme import Look
 
+INTERLACED_FROM = 16
+"""With more live requests in sight each row moves in every other frame: nobody sees it, and it halves the cost."""
 SORT_OF_COLUMN = {"id": "received", "prompt": "prompt", "out": "output", "ms": "e2e"}
 SHORT_NAMES = ("recv", "tmpl", "tok", "adm", "kv", "emb", "prefill", "head", "smp", "strm", "decode", "end")
 
@@ -89,6 +91,7 @@ class Waterfall(Panel):
         self.snapshot: Snapshot | None = None
         self.waiting_text: tuple[str, ...] = ()
         """What is said while there is no request to show."""
+        self._parity: int | None = None
         self._cache: dict[tuple[str, int], tuple[RequestView, tuple[object, ...], list[Segment]]] = {}
 
     # --- data
@@ -108,9 +111,11 @@ class Waterfall(Panel):
         """How many requests fit."""
         return max(1, self.size.height - self.header_rows - self.legend_rows)
 
-    def show(self, snapshot: Snapshot, waiting_text: tuple[str, ...] = ()) -> None:
-        """Draw a snapshot whose requests are those that the listing asked for."""
+    def show(self, snapshot: Snapshot, waiting_text: tuple[str, ...] = (), parity: int | None = None) -> None:
+        """Draw a snapshot whose requests are those that the listing asked for. With `parity`, of many live requests
+        only every other one moves in this frame."""
         self.snapshot = snapshot
+        self._parity = parity if sum(view.closed is None for view in self.listing.rows) > INTERLACED_FROM else None
         self.waiting_text = waiting_text
         rows = self.listing.rows
         if rows:
@@ -171,7 +176,7 @@ class Waterfall(Panel):
                 chosen = view.key == self.listing.selected
                 stamp = (*context, chosen, self.has_focus if chosen else False)
                 found = self._cache.get(view.key)
-                if found is not None and found[0] is view and found[1] == stamp and view.closed is not None:
+                if found is not None and found[1] == stamp and self._still(found[0], view):
                     cache[view.key] = found
                 else:
                     cache[view.key] = (view, stamp, self._row(view, snapshot.now, width, columns, bars, chosen))
@@ -183,6 +188,12 @@ class Waterfall(Panel):
         if self.legend_rows:
             rows.append(legend(look, width))
         return rows
+
+    def _still(self, drawn: RequestView, view: RequestView) -> bool:
+        """Whether what was drawn of a request will do for another frame."""
+        if view.closed is not None:
+            return drawn is view
+        return self._parity is not None and view.key[1] & 1 != self._parity and drawn.phase is view.phase
 
     def _grid(self, cells: int, ticks: list[Tick]) -> str:
         text = [" "] * cells

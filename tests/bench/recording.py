@@ -1,0 +1,184 @@
+"""What a recording costs: `python tests/bench/recording.py [--minutes 60] [--keep FILE] [--restore-only]`.
+
+Writes the trace of an engine at 3,000 tokens a second (60 tokens a step, 50 steps a second, 10 requests a second with
+300 tokens of output each), made from a seed, through a `Recorder`, and prints: bytes an hour; the cost of
+recording; how long it takes to open the file with and without keyframes; seeks; memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import random
+import resource
+import statistics
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from tracer.clock import NS_PER_MS, NS_PER_S, ClockAnchor
+from tracer.events import (
+    Begin, Closed, Coverage, End, Engine, EngineStatus, Event, Finished, Header, Heartbeat, Params, Prompt, Queued,
+    Received, Released, Roster, Scheduled, Sent, Step, pack_u32,
+)  # fmt: skip
+from tracer.intake import Delivery
+from tracer.keyframes import Keyframer
+from tracer.recording import Recorder
+from tracer.stages import Stage
+
+US = 1_000
+START = 50_000 * NS_PER_S
+BLOCKS = 16_384
+HEADER = Header(1, "host:4711:0f1e2d3c", 4711, "engine", "synthetic engine", "host", "", ClockAnchor(START, 1_800_000_000 * NS_PER_S))
+
+
+class Load:
+    """An engine under steady load, told as hooks tell it."""
+
+    def __init__(self, seed: int = 0, *, arrivals: float = 10.0, output: int = 300, step_ms: float = 20.0) -> None:
+        self.random = random.Random(seed)
+        self.arrivals, self.output, self.step_ms = arrivals, output, step_ms
+        self.tokens = 0
+        self.steps = 0
+        self.requests = 0
+        self.events = 0
+
+    def deliveries(self, seconds: float) -> Iterator[Delivery]:
+        """A delivery every 50 ms of trace."""
+        chance = self.random
+        t, end, n = START, START + int(seconds * NS_PER_S), 0
+        free = deque(chance.sample(range(BLOCKS), BLOCKS))
+        yield Delivery(HEADER.source, HEADER, [
+            Engine(t, "synthetic", "1.0", "model", "bfloat16", "gpu", BLOCKS, 16, 2_097_152, 8_192, 256, 8_030_261_248),
+            *(Coverage(t, int(stage), "measured", f"module.{stage.id}") for stage in Stage), EngineStatus(t, "ready"),
+        ])  # fmt: skip
+        running: dict[int, list[int]] = {}  # key → [prompt, tokens left, tokens in the cache, chunks sent, next Sent]
+        tables: dict[int, list[int]] = {}
+        waiting: deque[tuple[int, int, int]] = deque()
+        key, next_arrival, previous = 0, t, frozenset[int]()
+        events: list[Event] = []
+        drain, beat, roster = t + 50 * NS_PER_MS, t, t
+        while t < end:
+            while next_arrival <= t:
+                key += 1
+                waiting.append((key, int(min(4_000, chance.lognormvariate(6, 0.8))), max(1, int(chance.expovariate(1 / self.output)))))
+                events += self._front_end(next_arrival, key, waiting[-1][1])
+                next_arrival += int(chance.expovariate(self.arrivals) * NS_PER_S)
+            odd: list[int] = []
+            blocks: list[int] = []
+            ids: list[int] = []
+            while waiting and len(running) < 256:
+                new, prompt, left = waiting.popleft()
+                lookup = t + chance.randrange(50, 400) * US
+                count = -(-prompt // 16)
+                tables[new] = [free.popleft() for _ in range(count)]
+                events.append(Scheduled(lookup + chance.randrange(20, 90) * US, new, lookup, 0, 0, count))
+                running[new] = [prompt, left, prompt, 0, t + 250 * NS_PER_MS]
+                odd += (new, prompt, 1)
+                blocks += (new, count)
+                ids += (new, 0, count, *tables[new])
+            members = frozenset(running)
+            for one in members:
+                if running[one][2] + 1 > 16 * len(tables[one]):
+                    tables[one].append(free.popleft())
+                    blocks += (one, len(tables[one]))
+                    ids += (one, len(tables[one]) - 1, 1, tables[one][-1])
+            at, offsets = 0, []
+            for low, high in ((200, 500), (60, 200), (20, 60), (10, 30), (9_000, 14_000), (400, 900), (900, 2_000), (30, 90), (100, 600)):
+                at += chance.randrange(low * US, high * US)
+                offsets.append(at)
+            events.append(Step(
+                t, n, *offsets, batch=len(members), tokens=len(members) + sum(odd[1::3]) - len(odd) // 3,
+                joined=pack_u32(members - previous), left=pack_u32(previous - members), odd=pack_u32(odd),
+                blocks=pack_u32(blocks), block_ids=pack_u32(ids), used=BLOCKS - len(free), cached=0, free=len(free),
+                waiting=len(waiting), running=len(members), preempted=0, wait=chance.randrange(9_000 * US, 14_000 * US),
+            ))  # fmt: skip
+            self.steps += 1
+            previous, token = members, t + offsets[7]
+            for one in members:
+                state = running[one]
+                if state[3] == 0:
+                    events.append(End(token + chance.randrange(100, 900) * US, one, Stage.STREAM, 30))
+                state[1] -= 1
+                state[2] += 1
+                state[3] += 1
+                self.tokens += 1
+                if state[1] == 0:
+                    events += self._end(token, one, state[3], len(tables[one]))
+                    free.extend(tables.pop(one))
+                    del running[one]
+                elif t >= state[4]:
+                    state[4] = t + 250 * NS_PER_MS
+                    events.append(Sent(token + chance.randrange(300) * US, one, state[3], 31 * state[3], state[3], 90_000 * state[3]))
+            t += max(int(self.step_ms * NS_PER_MS), offsets[-1])
+            n += 1
+            if t >= beat:
+                beat += NS_PER_S
+                events.append(Heartbeat(t, (t - START) // 2, 1 << 34, 0, self.events, 1_000_000, 12))
+            if t >= roster:
+                roster += NS_PER_S
+                rows = [v for one, s in running.items() for v in (one, s[2], s[3], len(tables[one]), s[0], int(one in members))]
+                events.append(Roster(t, n - 1, pack_u32(rows)))
+            if t >= drain:
+                drain = t + 50 * NS_PER_MS
+                events.sort(key=lambda event: event.t)
+                self.events += len(events)
+                yield Delivery(HEADER.source, None, events)
+                events = []
+
+    def _front_end(self, t: int, key: int, prompt: int) -> list[Event]:
+        self.requests += 1
+        around = self.random.randrange
+        at = [t]
+        for low, high in ((300, 2_000), (10, 60), (100, 900), (5, 20), (300, 3_000), (5, 20), (30, 300)):
+            at.append(at[-1] + around(low, high) * US)
+        rid = f"chatcmpl-{self.random.getrandbits(128):032x}"
+        return [
+            Received(at[0], key, rid, "/v1/chat/completions", "", "", 1),
+            End(at[1], key, Stage.RECEIVE, prompt * 4), Params(at[1], key, 1, "", "model", 512, 3),
+            Begin(at[2], key, Stage.TEMPLATE), End(at[3], key, Stage.TEMPLATE, prompt * 4),
+            Begin(at[4], key, Stage.TOKENISE), End(at[5], key, Stage.TOKENISE, prompt),
+            Prompt(at[5], key, "", prompt * 4, b"", prompt), Begin(at[6], key, Stage.ADMISSION),
+            Queued(at[7], key, rid, prompt, 512),
+        ]  # fmt: skip
+
+    def _end(self, token: int, key: int, tokens: int, blocks: int) -> list[Event]:
+        around = self.random.randrange
+        done = token + around(20, 200) * US
+        closed = done + around(300, 2_000) * US
+        return [
+            Finished(done, key, "stop", tokens), Released(done + around(10, 90) * US, key, blocks, 0),
+            Sent(closed - 100, key, tokens + 2, 31 * tokens, tokens, 90_000 * tokens), Closed(closed, key, 200, 31 * tokens),
+        ]  # fmt: skip
+
+
+def record(path: Path, seconds: float, *, keyframes: bool) -> None:
+    """Write the trace and say what that cost."""
+    load = Load()
+    moment = [START]
+    keyframer = Keyframer() if keyframes else None
+    recorder = Recorder(path, keyframes=keyframer, overwrite=True, now=lambda: moment[0])
+    spent = 0.0
+    for delivery in load.deliveries(seconds):
+        begin = time.perf_counter()
+        if delivery.events:
+            moment[0] = delivery.events[-1].t
+        recorder.write(delivery)
+        spent += time.perf_counter() - begin
+    begin = time.perf_counter()
+    recorder.close()
+    spent += time.perf_counter() - begin
+    size = recorder.size
+    what = "with keyframes" if keyframes else "events alone"
+    print(f"recorded {what}: {load.events:,} events, {load.steps:,} steps, {load.tokens:,} tokens, {load.requests:,} requests")
+    print(f"  {size / 1e6:.1f} MB, {size / seconds * 3600 / 1e6:.1f} MB/h; {spent:.1f} s, {spent / seconds:.2%} of a core "
+          f"{recorder.error} {recorder.keyframe_error}")  # fmt: skip
+    if keyframer is not None:
+        print(f"  digest of the state that was folded while recording: {keyframer.state.digest()}")
+
+
+def resident() -> float:
+    """Memory of this process now, in MB."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6

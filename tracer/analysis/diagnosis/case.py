@@ -1,0 +1,82 @@
+"""What a rule is given: the evidence, and what it may be compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tracer.analysis.diagnosis.evidence import Asked, EngineFacts, Evidence, ms
+from tracer.analysis.diagnosis.finding import AFFECTED_SHOWN, CannotTell, Exhibit, Finding
+from tracer.stages import Stage
+
+
+class Budget(Protocol):
+    """Expected times by the analytic model, for the engine that was traced."""
+
+    def step_ms(self, batch: float, context: float) -> float:
+        """One decode step of `batch` sequences that hold `context` tokens in all, in ms."""
+
+    def prefill_ms(self, tokens: float, cached: float) -> float:
+        """The prefill of `tokens` prompt tokens of which `cached` are in the prefix cache, in ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTimes:
+    """What a client measured of its request, in ms; None where it did not."""
+
+    ttft_ms: float | None = None
+    e2e_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """One trace to be diagnosed. `clients`: request id (the client's or ours) → what the client measured."""
+
+    evidence: Evidence
+    baseline: Evidence | None = None
+    budget: Budget | None = None
+    clients: Mapping[str, ClientTimes] = field(default_factory=dict)
+
+
+Said = Finding | CannotTell
+Rule = Callable[[Case], Sequence[Said]]
+
+
+def found(
+    evidence: Evidence,
+    rule: str,
+    stage: Stage | None,
+    statement: str,
+    *,
+    check: str,
+    lost_ns: float,
+    start: int,
+    end: int | None,
+    confidence: float,
+    affected: Sequence[Asked] = (),
+    culprit: Asked | None = None,
+    engine: EngineFacts | None = None,
+    exhibits: Sequence[Exhibit] = (),
+    slowdown: float = 1.0,
+    load: float = 0.0,
+) -> Finding:
+    """A finding over requests. `end` None or at the very end of the evidence: it goes on."""
+    several = len(evidence.engines) > 1
+    return Finding(
+        rule=rule,
+        stage=stage,
+        statement=statement,
+        check=check,
+        lost_ms=ms(lost_ns),
+        start=int(start),
+        end=None if end is None or end >= evidence.now else int(end),
+        confidence=confidence,
+        affected=tuple([request.id for request in affected[:AFFECTED_SHOWN]]),
+        affected_total=len(affected),
+        culprit=None if culprit is None else culprit.id,
+        engine=engine.source if engine is not None and several else "",
+        evidence=tuple(exhibits),
+        slowdown=max(1.0, slowdown),
+        load=load,
+    )

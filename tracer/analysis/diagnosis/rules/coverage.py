@@ -1,0 +1,36 @@
+"""What the trace cannot answer because it was not recorded: told once, so that silence is not taken for health."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracer.analysis.diagnosis import thresholds as limit
+from tracer.analysis.diagnosis.case import Case, Said
+from tracer.analysis.diagnosis.finding import CannotTell
+from tracer.stages import Stage
+
+
+def coverage(case: Case) -> Sequence[Said]:
+    """The questions that this trace leaves open whatever happened in it."""
+    evidence = case.evidence
+    said: list[Said] = []
+    if len(evidence.requests) < limit.SAMPLES:
+        return said
+    if not any(request.prompt_ids or request.prompt_text for request in evidence.requests):
+        said.append(CannotTell(
+            "templates", "the trace holds no prompts: templates and first differing tokens were not looked at",
+            "with --with-text", Stage.TEMPLATE,
+        ))  # fmt: skip
+    if not evidence.steps:
+        said.append(CannotTell(
+            "engine", "no engine's steps are in the trace: stages 4 to 9 and 11 are one", "with hooks in the engine's process",
+            Stage.ADMISSION,
+        ))  # fmt: skip
+    for engine in evidence.engines:
+        table = engine.steps
+        if len(table) >= limit.STEPS and not (table.sampling >= 0).any():
+            said.append(CannotTell(
+                "sampler", f"the steps of {engine.title} are not told in parts: sampling is not told apart from the layers",
+                "in eager mode, or with device events", Stage.SAMPLE,
+            ))  # fmt: skip
+    return said

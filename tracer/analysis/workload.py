@@ -1,0 +1,65 @@
+"""What is asked of the engine: one request, who else runs beside it, and how the engine runs it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tracer.analysis.errors import AnalysisError
+
+MOST_TOKENS = 100_000_000
+MOST_SEQUENCES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Speculative decoding: `draft` tokens proposed a step, each accepted with probability `accept`; proposing one
+    costs `cost` of a step of the target model."""
+
+    draft: int = 4
+    accept: float = 0.7
+    cost: float = 0.05
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a step yields on average: those accepted before the first refusal, and one of the target's own."""
+        if self.accept >= 1.0:
+            return self.draft + 1.0
+        return float((1.0 - self.accept ** (self.draft + 1)) / (1.0 - self.accept))
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One request among others. Tokens: `prompt`, `cached` of them found in the prefix cache, `output`. `batch`
+    sequences run in a step, this one included; the others hold `context` tokens each. `chunk` tokens a step at most
+    (0: the prompt in one pass)."""
+
+    prompt: int = 2000
+    cached: int = 0
+    output: int = 300
+    batch: int = 1
+    context: int = 0
+    chunk: int = 0
+    speculation: Speculation | None = None
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("prompt", 1, MOST_TOKENS), ("cached", 0, MOST_TOKENS), ("output", 1, MOST_TOKENS),
+            ("batch", 1, MOST_SEQUENCES), ("context", 0, MOST_TOKENS), ("chunk", 0, MOST_TOKENS),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise AnalysisError(f"{name} must be between {least:,} and {most:,}, not {value:,}")
+        if self.cached >= self.prompt:
+            raise AnalysisError(
+                f"cached ({self.cached:,}) must be below the prompt ({self.prompt:,}): the last token is always computed"
+            )
+        if 0 < self.chunk <= self.batch - 1:
+            raise AnalysisError(
+                f"a chunk of {self.chunk:,} tokens a step leaves no room for a prompt beside {self.batch - 1:,} sequences"
+            )
+        spec = self.speculation
+        if spec is not None and not (
+            1 <= spec.draft <= 64 and 0.0 <= spec.accept <= 1.0 and math.isfinite(spec.cost) and spec.cost >= 0.0
+        ):
+            raise AnalysisError("speculation needs 1 to 64 draft tokens, an acceptance of 0 to 1 and a cost of at least 0")

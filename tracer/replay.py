@@ -1,0 +1,340 @@
+"""The state at any place of a trace file: from the nearest keyframe before it, and the events from there on.
+
+The state at an instant is the fold of all events that were known by then, in the order in which they were recorded:
+what a live viewer had. A keyframe only saves folding: the state is the same without it. Where a file has none that this
+version can use (an engine recorded it, another version did, it is damaged), a `KeyframeIndex` makes its own in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tracer.block_maker import is_calm, known_at
+from tracer.blocks import BASE, Block
+from tracer.events import Event, Header, Step
+from tracer.frames import SequenceCheck
+from tracer.intake import Delivery
+from tracer.keyframes import Keyframer
+from tracer.recording import KEYFRAME_NS
+from tracer.restore import KeyframeError, restore, usable
+from tracer.state.trace_state import TraceState
+from tracer.trace_file import TraceFile
+from tracer.zstd_frames import pack, unpack
+
+
+class Place(NamedTuple):
+    """Somewhere to go on from: a state, the place in `TraceFile.blocks` of the next block, and what numbers come."""
+
+    state: TraceState
+    block: int
+    checks: dict[str, SequenceCheck]
+
+
+class _Made(NamedTuple):
+    """A keyframe in memory."""
+
+    packed: bytes
+    size: int
+    base: bool
+    last: int
+    block: int
+
+
+class KeyframeIndex:
+    """Where in a file one can start. Uses the file's own keyframes, or makes some while it walks through the file."""
+
+    def __init__(self, trace: TraceFile) -> None:
+        self.trace = trace
+        self._numbers = [block.number for block in trace.blocks]
+        self._by_number = {block.number: block for block in trace.blocks}
+        self._own: list[_Made] = []
+        self._keyframer: Keyframer | None = None
+        self._checks: dict[str, SequenceCheck] = {}
+        self._next = 0
+        self._due = 0
+        first = next((trace.content(block) for block in trace.keyframes), None)
+        if first is None or not usable(first):
+            self._make_own()
+
+    @property
+    def made(self) -> float:
+        """How much of the file has its keyframes: 1 when nothing is left to do."""
+        if self._keyframer is None:
+            return 1.0
+        return self._next / len(self.trace.blocks)
+
+    @property
+    def reached(self) -> int:
+        """Up to when seeking is quick (ns)."""
+        if self.made >= 1.0:
+            return self.trace.end
+        return self.trace.blocks[self._next].first
+
+    def extend(self, budget_ns: int, until: int | None = None) -> bool:
+        """Make keyframes for so long, or up to the instant `until`; whether there is more to do."""
+        keyframer = self._keyframer
+        deadline = time.perf_counter_ns() + budget_ns
+        blocks = self.trace.blocks
+        while keyframer is not None and self._next < len(blocks):
+            block = blocks[self._next]
+            if until is not None and block.first > until:
+                return False
+            keyframer.take(block.number, self.trace.checked(block, self._checks))
+            self._next += 1
+            if block.last >= self._due and not block.calm:
+                self._due = block.last + KEYFRAME_NS
+                seqs = {name: check.expected for name, check in self._checks.items() if check.expected is not None}
+                content, base = keyframer.make(block.number, seqs)
+                self._own.append(_Made(pack(content, 1), len(content), base, block.last, self._next))
+            if time.perf_counter_ns() > deadline:
+                break
+        return self.made < 1.0
+
+    def before(self, t: int) -> Place:
+        """The nearest place at or before the instant `t` (ns); the begin of the file if there is none."""
+        if self._keyframer is None:
+            place = self._from_file(t)
+            if place is not None:
+                return place
+        place = self._from_memory(t)
+        return Place(TraceState(), 0, {}) if place is None else place
+
+    def _make_own(self) -> None:
+        self._keyframer = Keyframer()
+        self._due = self.trace.begin + KEYFRAME_NS
+
+    def _from_file(self, t: int) -> Place | None:
+        keyframes = self.trace.keyframes
+        place = bisect_right(keyframes, t, key=lambda block: block.last)
+        while place > 0:
+            begin = place - 1
+            while begin > 0 and not keyframes[begin].flags & BASE:
+                begin -= 1
+            chain: list[bytes] = []
+            for block in keyframes[begin:place]:
+                content = self.trace.content(block)
+                if content is None:
+                    break
+                chain.append(content)
+            if not chain:
+                place = begin
+                continue
+            last = keyframes[begin + len(chain) - 1]
+            try:
+                return self._restored(chain, bisect_right(self._numbers, last.number))
+            except KeyframeError as error:
+                # One that contradicts itself was not made by us: none of them is believed.
+                self.trace.problems.append(f"has a keyframe that cannot be used ({error}); seeking takes longer")
+                self._make_own()
+                return None
+        return None
+
+    def _from_memory(self, t: int) -> Place | None:
+        place = bisect_right(self._own, t, key=lambda made: made.last)
+        if place == 0:
+            return None
+        begin = place - 1
+        while not self._own[begin].base:
+            begin -= 1
+        chain = [unpack(made.packed, made.size) for made in self._own[begin:place]]
+        with contextlib.suppress(KeyframeError):  # a defect of ours: slower, not wrong
+            return self._restored(chain, self._own[place - 1].block)
+        return None
+
+    def _restored(self, chain: list[bytes], block: int) -> Place:
+        state, seqs = restore(chain, self._steps_in)
+        checks: dict[str, SequenceCheck] = {}
+        for name, seq in seqs.items():
+            checks[name] = SequenceCheck()
+            checks[name].expected = seq
+        return Place(state, block, checks)
+
+    def _steps_in(self, number: int) -> dict[str, list[Step]]:
+        steps: dict[str, list[Step]] = {}
+        for delivery in self.trace.read(self._by_number[number]):
+            found = [event for event in delivery.events if type(event) is Step]
+            if found:
+                steps.setdefault(delivery.source, []).extend(found)
+        return steps
+
+
+class Item(NamedTuple):
+    """One thing to take in: an event of `source`, or what came with a delivery. `due`: when it was known (ns)."""
+
+    due: int
+    source: str
+    event: Event | None
+    header: Header | None = None
+    unknown: int = 0
+
+
+class Cursor:
+    """A place in a trace file, and the state there."""
+
+    def __init__(self, index: KeyframeIndex) -> None:
+        self.index = index
+        self.trace = index.trace
+        self.state = TraceState()
+        self.due = self.trace.begin
+        """When the last event taken in was known (ns)."""
+        self.reseated = 0
+        """How often `state` became another object."""
+        self._checks: dict[str, SequenceCheck] = {}
+        self._next = 0
+        self._items: list[Item] = []
+        self._at = 0
+
+    def peek(self) -> Item | None:
+        """What comes next, None at the end."""
+        while self._at >= len(self._items):
+            if self._next >= len(self.trace.blocks):
+                return None
+            self._items = self._flat(self.trace.blocks[self._next])
+            self._next += 1
+            self._at = 0
+        return self._items[self._at]
+
+    def step(self) -> Item | None:
+        """Take in what comes next; None at the end."""
+        item = self.peek()
+        if item is not None:
+            self._at += 1
+            _take(self.state, item)
+            self.due = max(self.due, item.due)
+        return item
+
+    def advance(self, until: int, budget_ns: int | None = None) -> bool:
+        """Take in all that was known by the instant `until` (ns), for so long at most; whether that is done."""
+        deadline = None if budget_ns is None else time.perf_counter_ns() + budget_ns
+        state = self.state
+        count = 0
+        while (item := self.peek()) is not None and item.due <= until:
+            # Within a block there is nothing to look up between two items.
+            items, at = self._items, self._at
+            while at < len(items) and items[at].due <= until:
+                _take(state, items[at])
+                at += 1
+                count += 1
+                if deadline is not None and not count % 64 and time.perf_counter_ns() > deadline:
+                    self.due, self._at = max(self.due, items[at - 1].due), at
+                    return False
+            self.due, self._at = max(self.due, items[at - 1].due), at
+        return True
+
+    def jump(self, t: int) -> None:
+        """Go to the nearest place at or before the instant `t` (ns) that is quick to reach: `advance` does the rest."""
+        ahead = self.due <= t
+        if ahead and t - self.due < KEYFRAME_NS:
+            return
+        state, block, checks = self.index.before(t)
+        reached = self.trace.blocks[block - 1].last if block else self.trace.begin
+        if ahead and reached <= self.due:
+            return  # there is nothing nearer than where we are
+        self.state, self._next, self._checks = state, block, checks
+        self._items, self._at = [], 0
+        self.due = reached
+        self.reseated += 1
+
+    def next_activity(self) -> int | None:
+        """When the next event comes that is more than a sign of life (ns); None when there is none any more."""
+        for item in self._items[self._at :]:
+            if item.event is not None and not is_calm(item.event):
+                return item.due
+        for block in self.trace.blocks[self._next :]:
+            if not block.calm:
+                return next(
+                    (item.due for item in self._flat(block, peek=True) if item.event is None or not is_calm(item.event)),
+                    block.first,
+                )
+        return None
+
+    def _flat(self, block: Block, *, peek: bool = False) -> list[Item]:
+        deliveries = self.trace.read(block) if peek else self.trace.checked(block, self._checks)
+        return list(items(deliveries, block))
+
+
+def items(deliveries: list[Delivery], block: Block) -> Iterator[Item]:
+    """What is to be taken in, one by one. An event is due when it was known, and not before what comes before it."""
+    due = block.first
+    for delivery in deliveries:
+        if delivery.header is not None or delivery.unknown:
+            yield Item(due, delivery.source, None, delivery.header, delivery.unknown)
+        for event in delivery.events:
+            at = known_at(event)
+            if at > due:
+                due = min(at, block.last)
+            yield Item(due, delivery.source, event)
+
+
+def _take(state: TraceState, item: Item) -> None:
+    event = item.event
+    if event is not None:
+        state.apply(item.source, event)
+        return
+    if item.header is not None:
+        state.add_source(item.header)
+    state.unknown += item.unknown
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """Keep the garbage collector from walking a state in the making again and again: nothing in it is garbage."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def load(
+    path: Path | str, *, until: int | None = None, keep_finished: int | None = None, keyframes: bool = True
+) -> TraceState:
+    """The state that a trace file tells, at its end or at the instant `until` (ns).
+
+    `keep_finished`: how many finished requests are kept, where that is not the usual number; all events are folded then,
+    as they are without `keyframes`. Raises TraceFileError.
+    """
+    with TraceFile(path) as trace:
+        return load_open(trace, until=until, keep_finished=keep_finished, keyframes=keyframes)
+
+
+def load_open(
+    trace: TraceFile, *, until: int | None = None, keep_finished: int | None = None, keyframes: bool = True
+) -> TraceState:
+    """As `load`, from a file that is open: its `problems` say afterwards what was wrong with it."""
+    with without_collections():
+        if keep_finished is not None:
+            place = Place(TraceState(keep_finished=keep_finished), 0, {})
+        elif not keyframes:
+            place = Place(TraceState(), 0, {})
+        else:
+            place = KeyframeIndex(trace).before(trace.end if until is None else until)
+        state = place.state
+        for block in trace.blocks[place.block :]:
+            if until is not None and block.first > until:
+                break
+            deliveries = trace.checked(block, place.checks)
+            if until is not None and block.last > until:
+                for item in items(deliveries, block):
+                    if item.due > until:
+                        return state
+                    _take(state, item)
+                continue
+            for delivery in deliveries:
+                if delivery.header is not None:
+                    state.add_source(delivery.header)
+                state.unknown += delivery.unknown
+                apply, source = state.apply, delivery.source
+                for event in delivery.events:
+                    apply(source, event)
+        return state
+
+

@@ -1,0 +1,404 @@
+"""The state from a chain of keyframes: what `tracer.keyframes` wrote down, made a `TraceState` again.
+
+A keyframe comes from a file that nobody vouches for. Its types are checked as it is decoded, and here that whatever
+refers to something (a request, a step, a block) refers to what is there; all else is plain numbers and text, which the
+state takes from events just so. Whatever does not hold raises KeyframeError, and the reader folds the events instead.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracer.events import Step, unpack_u32
+from tracer.keyframes import AMENDED
+from tracer.state.decode import DECODE_PARTS
+from tracer.state.kv import BLOCKS_SHOWN, SLOTS, BlockMap
+from tracer.state.rates import ENTRIES, RateLog
+from tracer.state.requests import Request, Settled
+from tracer.state.source import Source
+from tracer.state.step_history import StepHistory
+from tracer.state.timers import TIMERS
+from tracer.state.trace_state import TraceState
+from tracer.state_records import (
+    BatchRecord,
+    BlocksRecord,
+    HistoryRecord,
+    Keyframe,
+    SourceRecord,
+    packed_version,
+    request_fields,
+    request_record,
+)
+
+LONGEST_CHAIN: Final = 1_000
+MOST_STEPS: Final = 1 << 20
+MOST_FINISHED: Final = 1 << 24
+
+StepsOf = Callable[[int], dict[str, list[Step]]]
+"""The steps in a block of events, by source, in order. Raises what says that the block cannot be read."""
+
+Ints = npt.NDArray[np.int64]
+
+
+class KeyframeError(ValueError):
+    """This is no keyframe of ours, or one that contradicts itself."""
+
+
+def usable(content: bytes) -> bool:
+    """Whether a keyframe was made by this version of the fold. Another one's state would not be ours."""
+    return content[1:].startswith(packed_version()) or content[3:].startswith(packed_version())
+
+
+def restore(chain: Sequence[bytes], steps_of: StepsOf) -> tuple[TraceState, dict[str, int]]:
+    """The state that the last keyframe of `chain` tells, and the number of the next event of each source.
+
+    The first one is whole, each further one builds upon those before it. Raises KeyframeError.
+    """
+    if not 0 < len(chain) <= LONGEST_CHAIN:
+        raise KeyframeError("no chain of keyframes")
+    try:
+        return _Restoration([_decoder().decode(content) for content in chain], steps_of).state()
+    except KeyframeError:
+        raise
+    except (ValueError, TypeError, LookupError, OverflowError, ArithmeticError, RecursionError) as error:
+        # msgspec's errors are among these, and those of numpy and array for lengths that do not fit.
+        raise KeyframeError(f"{type(error).__name__}: {error}") from None
+
+
+def _decoder() -> msgspec.msgpack.Decoder[Keyframe]:
+    global _keyframe_decoder
+    if _keyframe_decoder is None:
+        _keyframe_decoder = msgspec.msgpack.Decoder(Keyframe)
+    return _keyframe_decoder
+
+
+_keyframe_decoder: msgspec.msgpack.Decoder[Keyframe] | None = None
+
+
+def _check(holds: bool, what: str) -> None:
+    if not holds:
+        raise KeyframeError(what)
+
+
+class _Restoration:
+    """One state in the making."""
+
+    def __init__(self, chain: list[Keyframe], steps_of: StepsOf) -> None:
+        _check(chain[0].base and not any(keyframe.base for keyframe in chain[1:]), "the chain has no begin")
+        self._chain = chain
+        self._last = last = chain[-1]
+        self._steps_of = steps_of
+        _check(0 < last.keep_steps <= MOST_STEPS and 0 <= last.keep_finished <= MOST_FINISHED, "unlikely bounds")
+        self._state = TraceState(keep_finished=last.keep_finished, keep_steps=last.keep_steps)
+        self._requests: dict[int, Request] = {}
+        self._read: dict[int, dict[str, list[Step]]] = {}
+
+    def state(self) -> tuple[TraceState, dict[str, int]]:
+        """The state, and the number of the next event of each source."""
+        state, last = self._state, self._last
+        state.now, state.began = last.now, last.began
+        state.unknown, state.received_total = last.unknown, last.received_total
+        histories = self._histories()
+        sources = [(self._source(record, histories[record.name]), record) for record in last.sources]
+        self._request_table()
+        for source, record in sources:
+            self._batch(source, record.batch)
+            self._blocks(source.blocks, record.blocks)
+        self._figures()
+        _check(all(seq >= 0 for seq in last.seqs.values()), "negative numbers of events")
+        return state, dict(last.seqs)
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def _request_table(self) -> None:
+        table, last = self._state.requests, self._last
+        order: dict[int, None] = {}
+        records: dict[int, tuple[int, int]] = {}
+        weights: dict[int, tuple[int, int]] = {}
+        columns = []
+        for place, keyframe in enumerate(self._chain):
+            for serial in unpack_u32(keyframe.gone):
+                order.pop(serial, None)
+            order.update(dict.fromkeys(unpack_u32(keyframe.came)))
+            columns.append(_Columns(keyframe))
+            for at, serial in enumerate(columns[-1].over, len(keyframe.live)):
+                records[serial] = (place, at)
+                weights.pop(serial, None)
+            triples = np.frombuffer(keyframe.weights, "<i8").reshape(-1, 3).tolist()
+            weights.update((serial, (texts, tokens)) for serial, texts, tokens in triples)
+        for at in range(len(last.live)):
+            request = columns[-1].request(at, self._state.sources)
+            _check(request.over is None, "a live request is over")
+            table.live[request.serial] = request
+        for serial in order:
+            place, at = records[serial]
+            request = columns[place].request(at, self._state.sources)
+            _check(request.over is not None and request.serial == serial, "a finished request is not over")
+            table.over[serial] = request
+            if serial in weights:
+                table._weighty[serial] = (request, *weights[serial])
+        self._requests = {**table.live, **table.over}
+        _check(len(self._requests) == len(table.live) + len(table.over), "a request is both live and over")
+        for request in self._requests.values():
+            _check(bool(request.keys), "a request that nobody knows")
+            for key in request.keys:
+                _check(key[0] in self._state.sources, "a request of an unknown source")
+                table._by_key[key] = request
+            for name in request.names:
+                table._by_name.setdefault(name, []).append(request)
+            for shown in request.ids:
+                table._by_id[shown] = request
+        for name, peers in last.peers.items():
+            table._by_name[name] = [self._requests[serial] for serial in peers]
+        table.order = sorted(self._requests.values(), key=lambda request: request.order)
+        table._serial = last.serial
+        table.finished_total = last.finished_total
+        table.dropped_incomplete, table.over_incomplete = last.dropped_incomplete, last.over_incomplete
+        table._texts, table._tokens = last.texts, last.tokens
+
+    # --- sources --------------------------------------------------------------------------------------------------------
+
+    def _source(self, record: SourceRecord, history: list[Step]) -> Source:
+        _check(record.name not in self._state.sources, "a source is told twice")
+        source = self._state._source(record.name)
+        source.header = record.header
+        if record.engine is not None:
+            source.describe(record.engine)
+        for coverage in record.coverage:
+            source.cover(coverage)
+        for fault in record.faults:
+            source.fault(fault)
+        source.status, source.reason, source.gone = record.status, record.reason, record.gone
+        source.missing = record.missing
+        source.beat, source.beat_before = record.beat, record.beat_before
+        source.preempted, source.evicted = record.preempted, record.evicted
+        source.last_step_end = record.last_step_end
+        batch = source.batch
+        batch.last = history[-1] if history else None
+        source.gauges = batch.last if record.gauges is None else record.gauges
+        _check(0 <= record.batch.recent <= min(batch._recent.maxlen or 0, len(history)), "more steps than there are")
+        if record.batch.recent:
+            batch._recent.extend(history[-record.batch.recent :])
+        self._history(batch.history, record.batch.history, history, self._chain_of(record.name))
+        return source
+
+    def _chain_of(self, name: str) -> list[HistoryRecord]:
+        return [
+            record.batch.history for keyframe in self._chain for record in keyframe.sources if record.name == name
+        ]  # fmt: skip
+
+    def _histories(self) -> dict[str, list[Step]]:
+        """The last steps of each source, as they came, from the blocks that hold them."""
+        found: dict[str, list[Step]] = {}
+        for record in self._last.sources:
+            needed = max(record.batch.history.length, record.batch.recent)
+            _check(0 <= needed <= 2 * MOST_STEPS, "unlikely many steps")
+            refs = [ref for history in self._chain_of(record.name) for ref in history.refs]
+            taken: list[Step] = []
+            for block, packed in reversed(refs):
+                if len(taken) >= needed:
+                    break
+                steps = self._steps_in(block).get(record.name, [])
+                taken += [steps[place] for place in reversed(unpack_u32(packed))]
+            _check(len(taken) >= needed, "steps are missing")
+            found[record.name] = taken[:needed][::-1]
+        return found
+
+    def _steps_in(self, block: int) -> dict[str, list[Step]]:
+        steps = self._read.get(block)
+        if steps is None:
+            steps = self._read[block] = self._steps_of(block)
+        return steps
+
+    def _history(
+        self, history: StepHistory, record: HistoryRecord, steps: list[Step], chain: list[HistoryRecord]
+    ) -> None:
+        base, length = record.base, record.length
+        _check(base >= 0 and length >= 0, "no such steps")
+        history.base = base
+        history.steps = steps[len(steps) - length :]
+        for name, form in (("tokens", "q"), ("sizes", "I"), ("prefills", "I")):
+            setattr(history, name, array(form, _column(chain, name, base, length)))
+        amended: dict[int, list[int]] = {}
+        for part in chain:
+            for index, *values in np.frombuffer(part.amended, "<i8").reshape(-1, 1 + len(AMENDED)).tolist():
+                amended[index] = values
+        for index, values in amended.items():
+            if index >= base:
+                step = history.steps[index - base]
+                history.steps[index - base] = msgspec.structs.replace(step, **dict(zip(AMENDED, values, strict=True)))
+        if record.numbers is None:
+            history.index_of = {step.n: index for index, step in enumerate(history.steps, base)}
+        else:
+            pairs = np.frombuffer(record.numbers, "<i8").reshape(-1, 2).tolist()
+            _check(all(base <= index < base + length for _, index in pairs), "a number of no step")
+            history.index_of = dict(pairs)
+        history._sum_before, history._before = record.sum_before, record.before
+
+    def _batch(self, source: Source, record: BatchRecord) -> None:
+        batch, known = source.batch, self._requests
+        for name in ("members", "loose", "doubtful"):
+            values = unpack_u32(getattr(record, name))
+            setattr(batch, name, {key: known[serial] for key, serial in zip(values[::2], values[1::2], strict=True)})
+        batch.steady, batch.expected = record.steady, record.expected
+        batch.count, batch.produced = record.count, record.produced
+        batch._unsettled = {serial: known[serial] for serial in unpack_u32(record.unsettled)}
+        batch._left.extend((index, known[serial]) for index, serial in record.left)
+
+    def _blocks(self, blocks: BlockMap, record: BlocksRecord) -> None:
+        _check(len(record.shown) <= BLOCKS_SHOWN, "unlikely many blocks")
+        blocks._bytes = bytearray(record.shown)
+        values = unpack_u32(record.held)
+        at = 0
+        while at < len(values):
+            serial, count = values[at], values[at + 1]
+            ids = values[at + 2 : at + 2 + count].tolist()
+            _check(len(ids) == count, "a block table was cut")
+            blocks._held[serial] = ids
+            blocks._holders.update(dict.fromkeys(ids, 1))
+            at += 2 + count
+        shared = unpack_u32(record.shared)
+        for block, count in zip(shared[::2], shared[1::2], strict=True):
+            if count:
+                blocks._holders[block] = count
+            else:
+                blocks._holders.pop(block, None)
+        slots = unpack_u32(record.slots)
+        blocks._slots = dict(zip(slots[::2], slots[1::2], strict=True))
+        blocks._free_slots = unpack_u32(record.free_slots).tolist()
+        blocks._cached = OrderedDict.fromkeys(unpack_u32(record.cached))
+        everywhere = (*blocks._holders, *blocks._cached)
+        _check(max(everywhere, default=-1) < len(blocks._bytes), "a block that the map does not have")
+        _check(max((*blocks._slots.values(), *blocks._free_slots), default=0) < SLOTS, "a slot that there is not")
+
+    # --- figures ------------------------------------------------------------------------------------------------------
+
+    def _figures(self) -> None:
+        state = self._state
+        for place, log in enumerate((state.received, state.scheduled, state.produced)):
+            self._rate(place, log)
+        for place, name in enumerate(TIMERS):
+            timer = state.timers._timers[name]
+            parts = timer.all_counts()
+            flat = np.concatenate([counts.ravel() for counts in parts])
+            for keyframe in self._chain:
+                record = keyframe.timers[place]
+                flat[np.frombuffer(record.places, "<u4")] = np.frombuffer(record.counts, "<i8")
+            _check(int(flat.min()) >= 0, "negative counts")
+            begin = 0
+            for counts in parts:
+                counts[...] = flat[begin : begin + counts.size].reshape(counts.shape)
+                begin += counts.size
+            heads = self._last.timers[place].heads
+            _check(len(heads) == len(timer._heads), "no such windows")
+            timer._heads = list(heads)
+
+    def _rate(self, place: int, log: RateLog) -> None:
+        times, sums, dropped = log.entries()
+        for keyframe in self._chain:
+            record = keyframe.rates[place]
+            new = _summed(record.times)
+            _check(len(record.sums) == len(sums) and len(record.dropped) == len(dropped), "other figures")
+            kept = int(np.searchsorted(np.asarray(times, np.int64), new[0])) if len(new) else len(times)
+            for column, packed in zip((times, *sums), (record.times, *record.sums), strict=True):
+                del column[kept:]
+                column += _summed(packed).tolist()
+                _check(len(column) == len(times), "columns of different length")
+        length = self._last.rates[place].length
+        _check(0 <= length <= min(len(times), 2 * ENTRIES), "entries are missing")
+        for column in (times, *sums):
+            del column[: len(column) - length]
+        _check(all(a < b for a, b in pairwise(times)), "rates out of order")
+        log._dropped = list(self._last.rates[place].dropped)
+
+
+class _Columns:
+    """The requests of one keyframe, and their token instants, which stand apart."""
+
+    def __init__(self, keyframe: Keyframe) -> None:
+        self.over: Iterable[int]
+        self._raw = [*keyframe.live, *keyframe.over]
+        serials, counts = unpack_u32(keyframe.serials), unpack_u32(keyframe.counts)
+        _check(len(serials) == len(counts) == len(self._raw), "columns of different length")
+        self.over = serials[len(keyframe.live) :]
+        self._ends = np.cumsum(np.asarray(counts, np.int64)).tolist()
+        self._times = _summed(keyframe.times).astype("=i8").tobytes()
+        self._batches = keyframe.batches
+        total = self._ends[-1] if self._ends else 0
+        _check(len(self._times) == 8 * total and len(self._batches) == 4 * total, "columns of different length")
+        self._decode: Any = msgspec.msgpack.Decoder(request_record()).decode
+
+    def request(self, at: int, sources: dict[str, Source]) -> Request:
+        """The request at one place of the columns."""
+        values = list(msgspec.structs.astuple(self._decode(self._raw[at])))
+        names = _Places.get()
+        batch = sources[values[names.batch]].batch if values[names.batch] else None
+        record = values[names.settled]
+        begin, end = self._ends[at - 1] if at else 0, self._ends[at]
+        _check(end - begin == record.times <= record.count, "token instants are missing")
+        _check(len(record.parts) in (0, len(DECODE_PARTS)), "another division of a step")
+        times, batches = array("q"), array("I")
+        times.frombytes(self._times[8 * begin : 8 * end])
+        batches.frombytes(self._batches[4 * begin : 4 * end])
+        values[names.batch] = batch
+        values[names.settled] = Settled(
+            record.count, record.last, times, batches, record.parts, record.step, record.token, record.end
+        )
+        request = Request(*values)
+        _check_steps(request)
+        return request
+
+
+class _Places:
+    """Where in a request's record the fields are that are not what they are in the request."""
+
+    _known: _Places | None = None
+
+    def __init__(self) -> None:
+        names = request_fields()
+        self.batch, self.settled = names.index("batch"), names.index("settled")
+
+    @classmethod
+    def get(cls) -> _Places:
+        """The one there is."""
+        if cls._known is None:
+            cls._known = cls()
+        return cls._known
+
+
+def _check_steps(request: Request) -> None:
+    """What the request says of steps is about steps that its batch has, or once had."""
+    if request.batch is None:
+        _check(not (request.spans or request.passes or request.redo) and request.open_since < 0, "steps of no batch")
+        return
+    history = request.batch.history
+    base, last = history.base, history.last_index
+    for span in request.spans:
+        _check(base <= span.first <= span.last <= last and 0 < span.produced <= 0xFFFF, "a span of no steps")
+    for part in (*request.passes, *request.redo):
+        _check(not isinstance(part.step, int) or base <= part.step <= last, "a pass of no step")
+    _check(-1 <= request.open_since <= last and not 0 <= request.open_since < base, "a run of no steps")
+    _check(-1 <= request.settled.step <= last, "settled beyond the last step")
+
+
+def _column(chain: list[HistoryRecord], name: str, base: int, length: int) -> list[int]:
+    """Values of one column of the history for the indices from `base` on, put together from a chain."""
+    values: dict[int, int] = {}
+    for record in chain:
+        packed = getattr(record, name)
+        column = _summed(packed).tolist() if name == "tokens" else unpack_u32(packed).tolist()
+        values.update(enumerate(column, record.first))
+    return [values[index] for index in range(base, base + length)]
+
+
+def _summed(packed: bytes) -> Ints:
+    summed: Ints = np.cumsum(np.frombuffer(packed, "<i8"))
+    return summed

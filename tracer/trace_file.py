@@ -1,0 +1,394 @@
+"""Reading a trace file: what is in it, block by block, and the state that it tells.
+
+A file comes from anywhere: cut short, damaged, made up, or written by another version. It is read up to and around
+what is wrong with it, and what is missing is said, in `TraceFile.problems` and as gaps in the events; a file that cannot
+be read at all raises TraceFileError, one sentence. Nothing is allocated that a checked header does not bound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import os
+import struct
+from bisect import bisect_right
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+import msgspec
+
+from tracer.blocks import (
+    BASE,
+    EVENTS,
+    HEADER_SIZE,
+    INDEX,
+    KEYFRAME,
+    MARK,
+    PREAMBLE_SIZE,
+    TAIL_SIZE,
+    Block,
+    BlockError,
+    Index,
+    Mark,
+    Speaker,
+    TraceFileError,
+    find_header,
+    make_block,
+    read_content,
+    read_header,
+    read_preamble,
+    read_tail,
+    tail,
+)
+from tracer.events import SCHEMA_VERSION, Gap, Header
+from tracer.frames import Batch, FrameError, SequenceCheck, decode
+from tracer.intake import MAX_GAP, Delivery
+
+_WINDOW: Final = 1024 * 1024
+"""Bytes looked through at a time for the next block behind damage."""
+
+_MOST_PROBLEMS: Final = 20
+"""Sentences kept about what is wrong."""
+
+_LENGTH: Final = struct.Struct("<I")
+_SPEAKER_TAG: Final = 2
+_speaker: Final = msgspec.msgpack.Decoder(Speaker)
+_index: Final = msgspec.msgpack.Decoder(Index)
+_mark: Final = msgspec.msgpack.Decoder(Mark)
+
+
+class TraceFile:
+    """A trace file, open for reading. `deliveries` tells it from the begin; close it when done, or use it in a `with`.
+
+    Raises TraceFileError when there is nothing in it to read.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.blocks: list[Block] = []
+        """Events blocks, in order."""
+        self.keyframes: list[Block] = []
+        """Keyframes, in order. `Block.number` of the events before one is less than its own."""
+        self.sources: dict[str, Header] = {}
+        """Who spoke, as far as the index tells."""
+        self.problems: list[str] = []
+        """What is wrong with the file, a sentence each; empty when it is whole."""
+        self._marks: list[Block] = []
+        self._bad: set[int] = set()
+        try:
+            self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise TraceFileError(f"cannot read {self.path}: {_why(error)}") from None
+        try:
+            self.size = os.fstat(self._file).st_size
+            self.with_text = self._begin()
+            if not self._read_index():
+                self._scan()
+            self._put_in_order()
+            if not self.blocks:
+                what = f": it {self.problems[0]}" if self.problems else " yet"
+                raise TraceFileError(f"{self.path}: no event can be read{what}")
+        except OSError as error:
+            os.close(self._file)
+            raise TraceFileError(f"cannot read {self.path}: {_why(error)}") from None
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> TraceFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # --- what is in it ------------------------------------------------------------------------------------------------
+
+    @property
+    def begin(self) -> int:
+        """When the first event was known (ns)."""
+        return self.blocks[0].first
+
+    @property
+    def end(self) -> int:
+        """When the last event was known (ns)."""
+        return self.blocks[-1].last
+
+    @property
+    def events(self) -> int:
+        """How many events are in it."""
+        return sum(block.count for block in self.blocks)
+
+    def marks(self) -> list[Mark]:
+        """Places that were marked while it was recorded."""
+        marks: list[Mark] = []
+        for block in self._marks:
+            content = self.content(block)
+            if content is not None:
+                with contextlib.suppress(msgspec.MsgspecError):
+                    marks.append(_mark.decode(content))
+        return marks
+
+    def block_at(self, t: int) -> int:
+        """Place in `blocks` of the one in which the instant `t` (ns) lies: the last that begins at or before it."""
+        return max(0, bisect_right(self.blocks, t, key=lambda block: block.first) - 1)
+
+    def content(self, block: Block) -> bytes | None:
+        """What is in a block, or None when it is damaged, which is then said in `problems`."""
+        if block.number in self._bad:
+            return None
+        try:
+            return read_content(block, self._read(block.offset + HEADER_SIZE, block.size))
+        except BlockError as error:
+            self._bad.add(block.number)
+            self._note(f"{error} at byte {block.offset:,}")
+            return None
+
+    def read(self, block: Block) -> list[Delivery]:
+        """The deliveries in a block of events, as they were recorded; none when it is damaged."""
+        return [told for told, _ in self._parts(block)]
+
+    def deliveries(self, start: int = 0, checks: dict[str, SequenceCheck] | None = None) -> Iterator[Delivery]:
+        """All deliveries from the block at place `start` on. What is missing between them is a `Gap` event in place.
+
+        `checks` knows the number of the next event of each source, and is kept up to date.
+        """
+        checks = {} if checks is None else checks
+        for block in self.blocks[start:]:
+            yield from self.checked(block, checks)
+
+    def checked(self, block: Block, checks: dict[str, SequenceCheck]) -> list[Delivery]:
+        """The deliveries in a block with gaps where events are missing before them; see `deliveries`."""
+        found: list[Delivery] = []
+        for delivery, batch in self._parts(block):
+            if batch is not None:
+                check = checks.setdefault(delivery.source, SequenceCheck())
+                missing = check.missed(batch, delivery.unknown)
+                if 0 < missing <= MAX_GAP and delivery.events:
+                    delivery.events.insert(0, Gap(delivery.events[0].t, missing, "the file is damaged here"))
+            found.append(delivery)
+        return found
+
+    def verify(self) -> list[str]:
+        """Read every block; all that is wrong with the file."""
+        for block in (*self.blocks, *self.keyframes, *self._marks):
+            if self.content(block) is not None and block.kind == EVENTS:
+                self.read(block)
+        return self.problems
+
+    # --- blocks -------------------------------------------------------------------------------------------------------
+
+    def _parts(self, block: Block) -> list[tuple[Delivery, Batch | None]]:
+        content = self.content(block)
+        if content is None:
+            return []
+        found: list[tuple[Delivery, Batch | None]] = []
+        speaker: Speaker | None = None
+        at, size = 0, len(content)
+        try:
+            while at < size:
+                if at + _LENGTH.size > size:
+                    raise FrameError("it ends within a frame")
+                (length,) = _LENGTH.unpack_from(content, at)
+                at += _LENGTH.size
+                payload = content[at : at + length]
+                if len(payload) < length:
+                    raise FrameError("it ends within a frame")
+                at += length
+                if payload[1:2] == bytes([_SPEAKER_TAG]):
+                    speaker = _speaker.decode(payload)
+                    if speaker.header is not None:
+                        self._check_schema(speaker.header)
+                    found.append((Delivery(speaker.source, speaker.header, [], max(0, speaker.unknown)), None))
+                    continue
+                frame, unknown = decode(payload)
+                if speaker is None or not isinstance(frame, Batch):
+                    raise FrameError("nobody says whose events these are")
+                found.append((Delivery(speaker.source, None, list(frame.events), unknown), frame))
+        except (FrameError, msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            self._bad.add(block.number)
+            self._note(f"has a block that cannot be understood ({error}) at byte {block.offset:,}")
+        return found
+
+    def _check_schema(self, header: Header) -> None:
+        if header.schema > SCHEMA_VERSION:
+            raise TraceFileError(
+                f"{self.path} was written by a newer tracer (schema {header.schema}, this one reads up to "
+                f"{SCHEMA_VERSION}): upgrade"
+            )
+
+    def _read(self, offset: int, size: int) -> bytes:
+        try:
+            parts = []
+            while size > 0 and (part := os.pread(self._file, size, offset)):
+                parts.append(part)
+                offset, size = offset + len(part), size - len(part)
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+        except OSError as error:
+            raise TraceFileError(f"cannot read {self.path} at byte {offset:,}: {_why(error)}") from None
+
+    def _note(self, problem: str) -> None:
+        if len(self.problems) < _MOST_PROBLEMS and problem not in self.problems:
+            self.problems.append(problem)
+
+    # --- finding the blocks -------------------------------------------------------------------------------------------
+
+    def _begin(self) -> bool:
+        try:
+            return read_preamble(self._read(0, PREAMBLE_SIZE))
+        except BlockError as error:
+            raise TraceFileError(f"{self.path} {error}") from None
+
+    def _read_index(self) -> bool:
+        """Take the blocks from the index, if the file has one that is intact."""
+        offset = read_tail(self._read(max(0, self.size - TAIL_SIZE), TAIL_SIZE))
+        if offset is None:
+            return False
+        blocks: list[Block] = []
+        try:
+            while offset < self.size - TAIL_SIZE:
+                head = read_header(self._read(offset, HEADER_SIZE), 0, offset)
+                if head.kind != INDEX:
+                    return False
+                index = _index.decode(read_content(head, self._read(offset + HEADER_SIZE, head.size)))
+                entry = 8 + HEADER_SIZE
+                for at in range(0, len(index.blocks), entry):
+                    place = int.from_bytes(index.blocks[at : at + 8], "little")
+                    blocks.append(read_header(index.blocks, at + 8, place))
+                self.sources.update((header.source, header) for header in index.sources)
+                offset = head.end
+        except (BlockError, msgspec.MsgspecError, UnicodeDecodeError):
+            return False
+        reached = PREAMBLE_SIZE
+        for block in blocks:
+            if block.offset < reached:
+                return False
+            reached = block.end
+        if reached > self.size:
+            return False
+        for block in blocks:
+            self._sort(block)
+        for header in self.sources.values():
+            self._check_schema(header)
+        return True
+
+    def _scan(self) -> None:
+        """Find the blocks by walking through the file."""
+        self.sources.clear()
+        at = PREAMBLE_SIZE
+        last: Block | None = None
+        while at < self.size:
+            data = self._read(at, HEADER_SIZE)
+            if len(data) >= TAIL_SIZE and read_tail(data[:TAIL_SIZE]) is not None:
+                at += TAIL_SIZE
+                continue
+            try:
+                block = read_header(data, 0, at)
+            except BlockError as error:
+                found = self._search(at + 1)
+                if found < 0:
+                    rest = self.size - at
+                    if rest <= HEADER_SIZE or at + 4 > self.size:
+                        self._note(f"was cut at byte {self.size:,}, within a block: its last second may be missing")
+                    else:
+                        self._note(f"{error} at byte {at:,}, and nothing can be read behind it: {rest:,} bytes are lost")
+                    return
+                self._note(f"{error} at byte {at:,}: {found - at:,} bytes are lost")
+                at = found
+                continue
+            if block.end > self.size:
+                what = {EVENTS: "up to a second of events is missing", INDEX: "nothing else is missing"}
+                missing = what.get(block.kind, "nothing but a keyframe is missing")
+                self._note(f"was cut at byte {self.size:,}, within a block: {missing}")
+                return
+            self._sort(block)
+            last = block
+            at = block.end
+        if last is None or last.kind != INDEX:
+            self._note("was not closed by its writer: up to a second may be missing at its end")
+
+    def _search(self, at: int) -> int:
+        """Offset of the next intact header at or after `at`, -1 when there is none."""
+        while at < self.size:
+            window = self._read(at, _WINDOW + HEADER_SIZE)
+            found = find_header(window, 0)
+            if found >= 0:
+                return at + found
+            at += _WINDOW
+        return -1
+
+    def _sort(self, block: Block) -> None:
+        kinds = {EVENTS: self.blocks, KEYFRAME: self.keyframes, MARK: self._marks}
+        if block.kind in kinds:
+            kinds[block.kind].append(block)
+
+    def _put_in_order(self) -> None:
+        """Times of the blocks never go back, whatever their headers say: a place is found by halving."""
+        reached = 0
+        for place, block in enumerate(self.blocks):
+            first = min(max(block.first, reached), _END_OF_TIME)
+            reached = min(max(block.last, first), _END_OF_TIME)
+            if (first, reached) != (block.first, block.last):
+                self.blocks[place] = block._replace(first=first, last=reached)
+
+
+_END_OF_TIME: Final = 1 << 62
+
+
+def repair(path: Path | str) -> list[str]:
+    """Give a file that was cut, or not closed, an index again, and cut off what is left of its last block.
+
+    What lies in the middle of it and cannot be read stays as it is. Returns what was wrong, a sentence each; none when
+    the file is whole. Raises TraceFileError when it cannot be read or written, or is being recorded to.
+    """
+    path = Path(path)
+    with TraceFile(path) as trace:
+        trace.verify()
+        problems = list(trace.problems)
+        if not problems:
+            return []
+        blocks = sorted((*trace.blocks, *trace.keyframes, *trace._marks))
+        sources: dict[str, Header] = dict(trace.sources)
+        for block in trace.blocks:
+            sources.update(
+                (delivery.source, delivery.header) for delivery in trace.read(block) if delivery.header is not None
+            )
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise TraceFileError(f"cannot repair {path}: {_why(error)}") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        end = blocks[-1].end
+        entries = b"".join(
+            block.offset.to_bytes(8, "little") + os.pread(file, HEADER_SIZE, block.offset) for block in blocks
+        )
+        data = b""
+        entry = 8 + HEADER_SIZE
+        step = (4 * 1024 * 1024) // entry * entry
+        for start in range(0, len(entries), step):
+            content = msgspec.msgpack.encode(Index(entries[start : start + step], [] if start else [*sources.values()]))
+            last = blocks[-1].last
+            data += make_block(INDEX, content, number=blocks[-1].number + 1, first=last, last=last)
+        os.pwrite(file, data + tail(end), end)
+        os.ftruncate(file, end + len(data) + TAIL_SIZE)
+    except BlockingIOError:
+        raise TraceFileError(f"cannot repair {path}: it is still being recorded to") from None
+    except OSError as error:
+        raise TraceFileError(f"cannot repair {path}: {_why(error)}") from None
+    finally:
+        os.close(file)
+    return problems
+
+
+def _why(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return reason[:1].lower() + reason[1:]
