@@ -54,19 +54,18 @@ class OpenStep:
     """A step that was prepared and is not updated yet. Times are monotonic ns."""
 
     __slots__ = ("begin", "scheduled", "launched", "embed", "layers", "head", "logits", "sampled", "token", "batch",
-                 "joined", "left", "gauges", "device", "launching", "synced")  # fmt: skip
+                 "joined", "left", "members", "gauges", "device")  # fmt: skip
 
     def __init__(self, begin: int) -> None:
         self.begin = begin
         self.scheduled = self.launched = self.embed = self.layers = NO_TIME
         self.head = self.logits = self.sampled = self.token = NO_TIME
-        self.synced = NO_TIME
         self.batch: list[Any] = []
         self.joined: list[int] = []
         self.left: list[int] = []
+        self.members: set[int] = set()
         self.gauges = (-1, -1, -1, -1, -1)
         self.device: DeviceTimer | None = None
-        self.launching = False
 
 
 def true_prompt_length(state: Any) -> int:
@@ -210,7 +209,7 @@ class StepRecorder:
             keys.add(tracked.key)
         step.joined = sorted(keys - self.members)
         step.left = sorted(self.members - keys)
-        self.members = keys
+        self.members = step.members = keys
         scheduler = self.processor.scheduler
         used, cached, free = self.block_counts()
         step.gauges = (used, cached, free, len(scheduler.waiting_requests), len(scheduler.active_requests))
@@ -284,7 +283,7 @@ class StepRecorder:
         self.updating = None
         if end - self.last_roster >= ROSTER_PERIOD_NS:
             self.last_roster = end
-            self.tell_roster(end)
+            self.tell_roster(end, step.members)
 
     def _table_changed(self, tracked: Tracked, table: list[int], blocks: list[int], runs: list[int]) -> None:
         """Note the block count and the part of the table that is new; a stale table is compared whole."""
@@ -308,13 +307,13 @@ class StepRecorder:
         if tracked is not None:
             tracked.stale_table = True
 
-    def tell_roster(self, at: int) -> None:
-        """Tell the absolute state of every request in the engine."""
+    def tell_roster(self, at: int, members: set[int]) -> None:
+        """Tell the absolute state of every request in the engine; `members` ran in the step that was told last."""
         rows: list[int] = []
         for tracked in self.live.values():
             rows += (
                 tracked.key, max(0, tracked.computed), tracked.output, tracked.blocks, tracked.prompt,
-                int(tracked.key in self.members),
+                int(tracked.key in members),
             )  # fmt: skip
         self.emitter.emit(events.Roster(at, self.count, pack_u32(rows)))
 

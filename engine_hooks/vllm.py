@@ -47,7 +47,8 @@ class VllmHooks:
         """Put the hooks in whose modules every process loads anyway. The server's own follow with its module, the model
         runner's once it is known which one runs."""
         self.core.install()
-        self.patches.put(self.worker.boot())
+        for hook in self.worker.boot():
+            self.patches.put(hook)
         self.front.install()
         self.offline.install()
         if _SERVER in sys.modules:
@@ -72,7 +73,7 @@ class VllmHooks:
         if name.startswith("EngineCore") and self.patches.lost(self.core.table()):
             self._play("core")
             self.core.tell_coverage()
-        elif name.startswith("VllmWorker") and self.patches.lost([self.worker.boot()]):
+        elif name.startswith("VllmWorker") and self.patches.lost(self.worker.boot()):
             self._play("worker")
             self.worker.tell_coverage()
 

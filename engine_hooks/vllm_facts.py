@@ -27,7 +27,7 @@ def graph_of(config: Any) -> int:
 
 
 def engine(scheduler: Any, facts: tuple[Any, ...] | None = None) -> events.Engine:
-    """The facts of `scheduler`. `facts` is what its workers said: (weights, their bytes, threads, device)."""
+    """The facts of `scheduler`. `facts` is what a worker said: (weights, their bytes, threads, device, attention)."""
     config = scheduler.vllm_config
     model = config.model_config
     hf = model.hf_text_config
@@ -40,9 +40,11 @@ def engine(scheduler: Any, facts: tuple[Any, ...] | None = None) -> events.Engin
         warnings.append(f"vLLM {installed} is not among the tested versions ({', '.join(TESTED)})")
     if len(caches.kv_cache_groups) > 1:
         warnings.append(f"{len(caches.kv_cache_groups)} groups of KV cache: block figures are those of the first")
+    if parallel.world_size > 1:
+        warnings.append(f"weights are those of one of {parallel.world_size} workers")
     if config.speculative_config is not None:
         warnings.append(f"speculative decoding: {config.speculative_config.method}")
-    params, weight_bytes, threads, device = facts or (-1, -1, -1, "")
+    params, weight_bytes, threads, device, attention = facts or (-1, -1, -1, "", "")
     heads = getattr(hf, "num_attention_heads", -1)
     size = sum(tensor.size for tensor in caches.kv_cache_tensors)
     graph = graph_of(config)
@@ -74,7 +76,7 @@ def engine(scheduler: Any, facts: tuple[Any, ...] | None = None) -> events.Engin
         cuda_graphs=int(_cuda_graphs(config)),
         compiled=int(graph == 2),
         tensor_parallel=parallel.tensor_parallel_size,
-        attention=str(getattr(config.attention_config.backend, "name", "") or ""),
+        attention=attention,
         scheduler=type(scheduler).__name__,
         threads=threads,
         warning="; ".join(warnings),

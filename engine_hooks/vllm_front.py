@@ -20,9 +20,10 @@ from tracer.clock import now
 from tracer.events import pack_u32
 from tracer.stages import Stage
 
+_COMPLETIONS: Final = "/v1/completions"
 ROUTES: Final = {
     "/v1/chat/completions": b'"content":"',
-    "/v1/completions": b'"text":"',
+    _COMPLETIONS: b'"text":"',
     "/v1/responses": b'.delta"',
     "/v1/messages": b'_delta"',
 }
@@ -84,6 +85,9 @@ class VllmFronts(Fronts):
         if answer.first:
             self.emitter.alias(front.rid, rid)
             at = now()
+            if front.needle == ROUTES[_COMPLETIONS]:
+                # The engine's ids count the prompts of one call, its answer names the call.
+                self.emitter.emit_lifecycle(events.Alias(at, front.key, external.removesuffix("-0")))
             if external:
                 self.emitter.emit_lifecycle(events.Alias(at, front.key, external))
             self.emitter.emit_lifecycle(events.Alias(at, front.key, rid))
@@ -175,6 +179,7 @@ class FrontHooks:
             Hook(outputs + "OutputProcessor.process_outputs", (), ("engine_core_outputs",),
                  before=_start, after=self._processed),
             Hook(outputs + "RequestState.make_request_output", (), (), after=self._made),
+            Hook(outputs + "OutputProcessor.abort_requests", (), (), after=self._aborted),
             Hook(outputs + "OutputProcessor.propagate_error", (), ("e",), before=self._died),
         ]  # fmt: skip
 
@@ -371,6 +376,10 @@ class FrontHooks:
     def _ended(self, answer: Answer | None, at: int) -> None:
         if answer is not None and answer.offline and answer.first:
             self.fronts.close_offline(answer.front, at)
+
+    def _aborted(self, _token: Any, rids: list[str], *_args: Any, **_kwargs: Any) -> None:
+        for rid in rids:
+            self._ended(self.fronts.answers.get(rid), now())
 
     def _died(self, _processor: Any, e: BaseException) -> None:
         self.voice.status("dead", f"{type(e).__name__}: {e}"[:500])

@@ -26,6 +26,8 @@ from tracer.stages import Stage
 
 BOOT: Final = "vllm.v1.worker.worker_base:WorkerWrapperBase.initialize_from_config"
 """Tells that this process runs a model; its model is loaded and nothing was served yet."""
+_DEVICE: Final = "vllm.v1.worker.worker_base:WorkerWrapperBase.init_device"
+_LOADED: Final = "vllm.model_executor.model_loader.base_loader:process_weights_after_loading"
 
 V1: Final = "vllm.v1.worker.gpu_model_runner"
 V2: Final = "vllm.v1.worker.gpu.model_runner"
@@ -51,6 +53,7 @@ class WorkerHooks:
         self._missing: dict[str, str] = {}
         self._graph = 0
         self._facts: tuple[Any, ...] | None = None
+        self._weights = (0, 0)
         self._pool: EventPool | None = None
         self._device_end = 0
 
@@ -79,10 +82,13 @@ class WorkerHooks:
             Hook(_V2_OUTPUT + "AsyncPoolingOutput.get_output", (), (), before=self._awaited, after=self._arrived),
         ]
 
-    def boot(self) -> Hook:
-        """The place that says when a worker is there."""
+    def boot(self) -> list[Hook]:
+        """The places that say when a worker is there."""
         stages = (Stage.EMBED, Stage.PREFILL, Stage.LM_HEAD, Stage.SAMPLE)
-        return Hook(BOOT, stages, (), after=self._initialised)
+        return [
+            Hook(BOOT, stages, (), after=self._initialised),
+            Hook(_DEVICE, (), (), after=self._before_loading),
+        ]
 
     def adopt(self, worker: Any) -> None:
         """Put the hooks on the runner of `worker` (a vLLM worker with its model loaded)."""
@@ -111,7 +117,7 @@ class WorkerHooks:
     def tell_coverage(self) -> None:
         """Say for each stage of the pass how it is measured, with the reason where it is not."""
         hooks = self.table(self._kind) if self._kind else []
-        lost = self.patches.lost([self.boot(), *hooks])
+        lost = self.patches.lost([*self.boot(), *hooks])
         if self._runner is not None and not self._kind:
             name = f"{type(self._runner).__module__}.{type(self._runner).__name__}"
             lost = dict.fromkeys((6, 7, 8, 9), (name, f"the model runner {type(self._runner).__name__} is not known"))
@@ -139,6 +145,13 @@ class WorkerHooks:
 
     # --- the model ---
 
+    def _before_loading(self, *_args: Any, **_kwargs: Any) -> None:
+        self.patches.put(Hook(_LOADED, (), ("model",), before=self._loaded))
+
+    def _loaded(self, model: Any, *_args: Any, **_kwargs: Any) -> None:
+        # Weights are counted before some backends pack them away; a draft model comes second and is smaller.
+        self._weights = max(self._weights, weights_of(model))
+
     def _initialised(self, _token: Any, _result: Any, wrapper: Any, *_args: Any, **_kwargs: Any) -> None:
         self.adopt(wrapper.worker)
 
@@ -149,13 +162,15 @@ class WorkerHooks:
             self._modules(model)
         import torch
 
-        parameters = list(model.parameters())
-        on_cpu = bool(parameters) and parameters[0].device.type == "cpu"
+        first = next(iter(model.parameters()), None)
+        on_cpu = first is not None and first.device.type == "cpu"
+        groups = getattr(self._runner, "attn_groups", None) or [[]]
+        attention = groups[0][0].backend.get_name() if groups[0] else ""
         self._facts = (
-            sum(p.numel() for p in parameters),
-            sum(p.numel() * p.element_size() for p in parameters),
+            *max(self._weights, weights_of(model)),
             torch.get_num_threads() if on_cpu else -1,
             "cpu" if on_cpu else torch.cuda.get_device_name(),
+            str(attention),
         )
 
     def _head(self, model: Any) -> None:
@@ -291,3 +306,9 @@ class WorkerHooks:
             setattr(marks, part, marks.begin + offset if offset >= 0 else 0)
         marks.timing = step.timing
         marks.wait = waited if waited >= 0 else step.wait
+
+
+def weights_of(model: Any) -> tuple[int, int]:
+    """(weights, their bytes) of a module; shared ones count once."""
+    parameters = list(model.parameters())
+    return sum(p.numel() for p in parameters), sum(p.numel() * p.element_size() for p in parameters)

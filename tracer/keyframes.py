@@ -1,14 +1,16 @@
 """Keyframes: the state written down, so that a player need not fold everything before the place it is sent to.
 
-A `Keyframer` folds what a recorder writes and makes a keyframe when asked. It writes what lives (requests,
-members of the batch, gauges) whole and what only grows since the keyframe before: a chain of keyframes that begins with
-one that is whole. Steps are not repeated: a keyframe says in which blocks they are. `tracer.restore` reads them.
+A `Keyframer` folds what a recorder writes and makes a keyframe when asked. What has changed since the keyframe before is
+told, and a chain of keyframes begins with one that tells everything. Steps are not repeated: a keyframe says in which
+blocks they are. `tracer.restore` reads them.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Final
 
@@ -19,9 +21,9 @@ import numpy.typing as npt
 from tracer.events import Step, pack_u32
 from tracer.intake import Delivery
 from tracer.state.histogram import WindowedTimer
-from tracer.state.kv import BlockMap
+from tracer.state.kv import CACHED, FIRST_SLOT, FREE, BlockMap
 from tracer.state.rates import RateLog
-from tracer.state.requests import Request
+from tracer.state.requests import Pass, Preemption, Request
 from tracer.state.source import Source
 from tracer.state.step_history import StepHistory
 from tracer.state.steps import Batch
@@ -33,15 +35,17 @@ from tracer.state_records import (
     HistoryRecord,
     Keyframe,
     RateRecord,
-    SettledRecord,
     SourceRecord,
     TimerRecord,
-    request_fields,
-    request_record,
+    facts_fields,
+    facts_record,
+    instants,
     state_version,
+    steps_fields,
+    steps_record,
 )
 
-CHAIN: Final = 30
+CHAIN: Final = 60
 """Keyframes that build upon one another. More make smaller files and longer seeks."""
 
 AMENDED: Final = ("embed", "layers", "head", "logits", "sampled", "timing")
@@ -49,11 +53,11 @@ AMENDED: Final = ("embed", "layers", "head", "logits", "sampled", "timing")
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 Ints = npt.NDArray[np.int64]
+Row = tuple[Any, ...]
 
 
 class _Steps:
-    """What is known of one source's steps since its last keyframe: where their events are, and the steps as they were
-    when they came and as the keyframe before told them."""
+    """What is known of one source's steps: where their events are, as they came, as keyframes told them."""
 
     def __init__(self) -> None:
         self.places: list[tuple[int, int]] = []
@@ -62,12 +66,49 @@ class _Steps:
         """Steps of this source in the block at hand."""
         self.kept: list[tuple[int, int]] = []
         """As `places`, for steps of earlier keyframes that a whole one would have to name."""
-        self.next = 0
-        """Index of the first step that no keyframe has told."""
         self.told: dict[int, Step] = {}
         """By index, the amended steps as they were told last."""
         self.original: dict[int, Step] = {}
         """By index, the steps as they came."""
+        self.first = 0
+        """Index of the first step in these columns, which reach back to the oldest that a finished request refers to."""
+        self.tokens: array[int] = array("q")
+        self.sizes: array[int] = array("I")
+        self.prefills: array[int] = array("I")
+
+    @property
+    def next(self) -> int:
+        """Index of the first step that no keyframe has told."""
+        return self.first + len(self.tokens)
+
+    def catch_up(self, history: StepHistory) -> None:
+        """Take over the columns of the steps that are new in the history."""
+        if not self.tokens or history.base > self.next:  # in the latter case some came and went since
+            self.first = max(self.next, history.base)
+            del self.tokens[:], self.sizes[:], self.prefills[:]
+        new = self.next - history.base
+        self.tokens.extend(history.tokens[new:])
+        self.sizes.extend(history.sizes[new:])
+        self.prefills.extend(history.prefills[new:])
+
+    def forget(self, first: int) -> None:
+        """Drop the columns before index `first`."""
+        drop = min(max(first - self.first, 0), len(self.tokens))
+        del self.tokens[:drop], self.sizes[:drop], self.prefills[:drop]
+        self.first += drop
+
+    def runs(self, times: array[int], sizes: array[int]) -> list[int] | None:
+        """These token instants and batch sizes as runs of steps (first index, length, …); None when they are none."""
+        runs: list[int] = []
+        at = 0
+        while at < len(times):
+            begin = bisect_left(self.tokens, times[at])
+            length = _common(self.tokens, self.sizes, begin, times, sizes, at)
+            if not length or len(runs) > 16 + len(times) // 4:
+                return None
+            runs += (self.first + begin, length)
+            at += length
+        return runs
 
 
 class Keyframer:
@@ -78,14 +119,17 @@ class Keyframer:
         self._chain = max(1, chain)
         self._since_base = -1
         self._steps: dict[str, _Steps] = {}
-        self._over: dict[int, bytes] = {}
+        self._over: list[int] = []
+        self._told: dict[int, tuple[Row, Row]] = {}
+        self._runs: dict[int, int] = {}
+        """Index of the first step that a request's settled tokens refer to."""
         self._timers: dict[str, Ints] = {}
         self._rates: list[int | None] = [None] * 3
 
     def take(self, number: int, deliveries: Sequence[Delivery]) -> None:
         """Fold in what block `number` of the file holds."""
-        state, steps_of = self.state, self._steps
-        for steps in steps_of.values():
+        state = self.state
+        for steps in self._steps.values():
             steps.seen = 0
         for delivery in deliveries:
             source = delivery.source
@@ -125,16 +169,19 @@ class Keyframer:
         base = not 0 <= self._since_base < self._chain - 1
         self._since_base = 0 if base else self._since_base + 1
         if base:
-            self._over, self._timers, self._rates = {}, {}, [None] * 3
+            self._over, self._told, self._timers, self._rates = [], {}, {}, [None] * 3
         state, table = self.state, self.state.requests
-        live = list(table.live.values())
-        over_before = self._over
-        encode = _RequestEncoder({id(source.batch): name for name, source in state.sources.items()})
-        encoded = {serial: encode(request) for serial, request in table.over.items()}
-        changed = [request for serial, request in table.over.items() if over_before.get(serial) != encoded[serial]]
-        came, gone = _moves(list(over_before), list(encoded))
-        self._over = encoded
-        told = [*live, *changed]
+        firsts = {name: self._steps.setdefault(name, _Steps()).next for name in state.sources}
+        for name, source in state.sources.items():
+            self._steps[name].catch_up(source.batch.history)
+        live, over = list(table.live.values()), list(table.over.values())
+        facts, steps = self._changes([*live, *over])
+        if base:
+            self._forget_columns()
+        serials = list(table.over)
+        came, gone = _moves(self._over, serials)
+        self._over = serials
+        changed = {request.serial for request, _ in facts}.intersection(serials)
         keyframe = Keyframe(
             version=state_version(),
             number=number,
@@ -146,18 +193,17 @@ class Keyframer:
             began=state.began,
             unknown=state.unknown,
             received_total=state.received_total,
-            sources=[self._source(source, base) for source in state.sources.values()],
-            live=[msgspec.Raw(encode(request)) for request in live],
-            over=[msgspec.Raw(encoded[request.serial]) for request in changed],
+            sources=[self._source(source, None if base else firsts[name]) for name, source in state.sources.items()],
+            live=pack_u32(request.serial for request in live),
             gone=pack_u32(gone),
             came=pack_u32(came),
-            serials=pack_u32([request.serial for request in told]),
-            counts=pack_u32([len(request.settled.times) for request in told]),
-            times=_differences([t for request in told for t in request.settled.times]),
-            batches=b"".join(request.settled.batches.tobytes() for request in told),
+            facts_of=pack_u32(request.serial for request, _ in facts),
+            facts=msgspec.Raw(_encode(_facts_columns(facts))),
+            steps_of=pack_u32(request.serial for request, _ in steps),
+            steps=msgspec.Raw(_encode(self._steps_columns(steps))),
             weights=_packed([
-                value for request in changed if request.serial in table._weighty
-                for value in (request.serial, *table._weighty[request.serial][1:])
+                value for serial, (_, texts, tokens) in table._weighty.items() if serial in changed
+                for value in (serial, texts, tokens)
             ]),
             peers={
                 name: [request.serial for request in peers]
@@ -174,9 +220,70 @@ class Keyframer:
         )  # fmt: skip
         return _encode(keyframe), base
 
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def _changes(self, requests: list[Request]) -> tuple[list[tuple[Request, Row]], list[tuple[Request, Row]]]:
+        """Which requests' facts, and which requests' steps, are not what the keyframes before have told."""
+        facts_of, steps_of = attrgetter("first_seen", *facts_fields()), attrgetter(*steps_fields())
+        told, self._told = self._told, {}
+        facts: list[tuple[Request, Row]] = []
+        steps: list[tuple[Request, Row]] = []
+        for request in requests:
+            serial, settled = request.serial, request.settled
+            now = _frozen(facts_of(request))
+            then = (*_frozen(steps_of(request)), settled.count, settled.last, len(settled.times), *settled.parts,
+                    settled.step, settled.token, settled.end, id(request.batch))  # fmt: skip
+            before = told.get(serial)
+            if before is None or before[0] != now:
+                facts.append((request, now))
+            if before is None or before[1] != then:
+                steps.append((request, then))
+            self._told[serial] = now, then
+        self._runs = {serial: first for serial, first in self._runs.items() if serial in self._told}
+        return facts, steps
+
+    def _steps_columns(self, rows: list[tuple[Request, Row]]) -> msgspec.Struct:
+        names = {id(source.batch): name for name, source in self.state.sources.items()}
+        columns: dict[str, list[Any]] = {name: [] for name in steps_record().__struct_fields__}
+        of_fields = attrgetter(*steps_fields())
+        last = 0
+        for request, _ in rows:
+            settled = request.settled
+            source = "" if request.batch is None else names[id(request.batch)]
+            runs = self._steps[source].runs(settled.times, settled.batches) if source else None
+            if runs:
+                self._runs[request.serial] = min(runs[::2])
+            literal = runs is None
+            row = (
+                source, settled.count, settled.last - last, settled.parts, settled.step, settled.token - settled.last,
+                settled.end - settled.token, runs, _differences(settled.times) if literal else b"",
+                settled.batches.tobytes() if literal else b"", *of_fields(request),
+            )  # fmt: skip
+            last = settled.last
+            for column, value in zip(columns.values(), row, strict=True):
+                column.append(value)
+        for name in ("passes", "redo"):
+            columns[name] = [[_slim(part) for part in parts] for parts in columns[name]]
+        return steps_record()(*columns.values())
+
+    def _forget_columns(self) -> None:
+        """Drop the columns of steps that no request refers to any more."""
+        referred: dict[str, int] = {}
+        names = {id(source.batch): name for name, source in self.state.sources.items()}
+        for request in (*self.state.requests.live.values(), *self.state.requests.over.values()):
+            first = self._runs.get(request.serial)
+            if first is not None and request.batch is not None:
+                name = names[id(request.batch)]
+                referred[name] = min(first, referred.get(name, first))
+        for name, steps in self._steps.items():
+            source = self.state.sources.get(name)
+            if source is not None:
+                steps.forget(min(source.batch.history.base, referred.get(name, steps.next)))
+
     # --- sources --------------------------------------------------------------------------------------------------------
 
-    def _source(self, source: Source, base: bool) -> SourceRecord:
+    def _source(self, source: Source, first: int | None) -> SourceRecord:
+        """A source. `first`: index of the first step that is to be told, None for all."""
         return SourceRecord(
             name=source.name,
             header=source.header,
@@ -194,10 +301,10 @@ class Keyframer:
             evicted=source.evicted,
             last_step_end=source.last_step_end,
             blocks=_blocks(source.blocks),
-            batch=self._batch(source.name, source.batch, base),
+            batch=self._batch(source.name, source.batch, first),
         )
 
-    def _batch(self, name: str, batch: Batch, base: bool) -> BatchRecord:
+    def _batch(self, name: str, batch: Batch, first: int | None) -> BatchRecord:
         kept = self.state.requests
         return BatchRecord(
             members=_pairs(batch.members),
@@ -213,17 +320,17 @@ class Keyframer:
                 if request.serial in kept.live or request.serial in kept.over
             ],
             recent=len(batch._recent),
-            history=self._history(self._steps.setdefault(name, _Steps()), batch, base),
+            history=self._history(self._steps[name], batch, first),
         )  # fmt: skip
 
-    def _history(self, steps: _Steps, batch: Batch, base: bool) -> HistoryRecord:
+    def _history(self, steps: _Steps, batch: Batch, first: int | None) -> HistoryRecord:
         history = batch.history
-        if len(steps.places) != history.last_index + 1 - steps.next:
-            raise ValueError("steps were taken in that no block holds")
+        base = first is None
         needed = max(len(history), len(batch._recent))
         places = steps.kept + steps.places
-        refs = places[-needed:] if base and needed else steps.places
-        first = history.base if base else max(steps.next, history.base)
+        refs = places if base else steps.places
+        if needed > len(places):
+            raise ValueError("steps were taken in that no block holds")
         amended: list[int] = []
         told: dict[int, Step] = {}
         for index, step in enumerate(history.steps, history.base):
@@ -234,16 +341,16 @@ class Keyframer:
         steps.told = told
         steps.original = {index: step for index, step in steps.original.items() if index >= history.base}
         steps.kept, steps.places = places[-needed:] if needed else [], []
-        steps.next = history.last_index + 1
-        new = first - history.base
+        first = steps.first if first is None else max(first, steps.first)
+        new = first - steps.first
         return HistoryRecord(
             base=history.base,
             length=len(history),
             first=first,
-            tokens=_differences(history.tokens[new:]),
-            sizes=history.sizes[new:].tobytes(),
-            prefills=history.prefills[new:].tobytes(),
-            refs=_by_block(refs),
+            tokens=_differences(steps.tokens[new:]),
+            sizes=steps.sizes[new:].tobytes(),
+            prefills=steps.prefills[new:].tobytes(),
+            refs=_by_block(refs[-needed:] if base and needed else refs),
             amended=_packed(amended),
             numbers=_numbers(history),
             sum_before=history._sum_before,
@@ -267,29 +374,55 @@ class Keyframer:
         before = self._timers.get(name)
         places = np.flatnonzero(flat if before is None else flat != before)
         self._timers[name] = flat
-        return TimerRecord(list(timer._heads), places.astype("<u4").tobytes(), flat[places].astype("<i8").tobytes())
+        return TimerRecord(list(timer._heads), np.diff(places, prepend=0).tolist(), flat[places].tolist())
 
 
-class _RequestEncoder:
-    """Makes records of requests. `sources`: the name of the source that each batch belongs to, by its identity."""
+def _facts_columns(rows: list[tuple[Request, Row]]) -> msgspec.Struct:
+    """Columns of requests' facts: see `facts_record`."""
+    names = facts_fields()
+    places = [place for place, name in enumerate(names, 1) if name in instants()]
+    told: list[list[Any]] = []
+    before = 0
+    for _, values in rows:
+        row = list(values)
+        first_seen = last = row[0]
+        row[0], before = first_seen - before, first_seen
+        for place in places:
+            instant = row[place]
+            if instant is not None:
+                row[place], last = instant - last, instant
+        told.append(row)
+    return facts_record()(*([list(column) for column in zip(*told, strict=True)] or [[] for _ in range(1 + len(names))]))
 
-    def __init__(self, sources: Mapping[int, str]) -> None:
-        names = request_fields()
-        self._sources = sources
-        self._values: Any = attrgetter(*names)
-        self._record: Any = request_record()
-        self._batch = names.index("batch")
-        self._settled = names.index("settled")
 
-    def __call__(self, request: Request) -> bytes:
-        """The record of `request`, encoded. Its token instants are told beside it."""
-        values = list(self._values(request))
-        batch, settled = values[self._batch], values[self._settled]
-        values[self._batch] = "" if batch is None else self._sources[id(batch)]
-        values[self._settled] = SettledRecord(
-            settled.count, settled.last, len(settled.times), settled.parts, settled.step, settled.token, settled.end
-        )
-        return _encode(self._record(*values))
+def _frozen(values: Row) -> Row:
+    """Values of which the lists are no longer the request's own, so that a later change is seen."""
+    return tuple([[_still(item) for item in value] if type(value) is list else value for value in values])
+
+
+def _still(item: Any) -> Any:
+    return replace(item) if type(item) is Preemption else item
+
+
+def _slim(part: Pass) -> Pass:
+    """A pass whose step, if it is told itself, is without its lists of members and blocks: nobody reads them there."""
+    if isinstance(part.step, int):
+        return part
+    return part._replace(
+        step=msgspec.structs.replace(part.step, joined=b"", left=b"", odd=b"", blocks=b"", block_ids=b"")
+    )
+
+
+def _common(
+    tokens: array[int], sizes: array[int], begin: int, times: array[int], batches: array[int], at: int
+) -> int:
+    """How many values from `begin` on in the first two columns are those from `at` on in the others."""
+    length = min(len(tokens) - begin, len(times) - at)
+    if length <= 0:
+        return 0
+    same = np.asarray(tokens[begin : begin + length]) == np.asarray(times[at : at + length])
+    same &= np.asarray(sizes[begin : begin + length]) == np.asarray(batches[at : at + length])
+    return length if same.all() else int(same.argmin())
 
 
 def _moves(before: list[int], after: list[int]) -> tuple[list[int], list[int]]:
@@ -298,11 +431,10 @@ def _moves(before: list[int], after: list[int]) -> tuple[list[int], list[int]]:
     kept = len(after)
     while kept and after[kept - 1] not in known:
         kept -= 1
-    stayed = [serial for serial in before if serial in set(after[:kept])]
-    if stayed != after[:kept]:  # someone left and came back in between: tell all of it
-        return after, before
-    left = known.difference(stayed)
-    return after[kept:], [serial for serial in before if serial in left]
+    staying = set(after[:kept])
+    if [serial for serial in before if serial in staying] != after[:kept]:
+        return after, before  # someone left and came back in between: tell all of it
+    return after[kept:], [serial for serial in before if serial not in staying]
 
 
 def _blocks(blocks: BlockMap) -> BlocksRecord:
@@ -312,18 +444,36 @@ def _blocks(blocks: BlockMap) -> BlocksRecord:
         held += (serial, len(ids), *ids)
         holders.update(dict.fromkeys(ids, 1))
     shared = [
-        value for block in holders.keys() | blocks._holders.keys()
+        value for block in sorted(holders.keys() | blocks._holders.keys())
         if (count := blocks._holders.get(block, 0)) != holders.get(block, 0)
         for value in (block, count)
     ]  # fmt: skip
+    size = len(blocks._bytes)
+    shown = shown_bytes(size, blocks._held, blocks._slots, blocks._cached)
+    differ = np.flatnonzero(np.frombuffer(shown, np.uint8) != np.frombuffer(blocks._bytes, np.uint8)).tolist()
     return BlocksRecord(
-        shown=bytes(blocks._bytes),
+        size=size,
         held=pack_u32(held),
         shared=pack_u32(shared),
         slots=pack_u32(value for pair in blocks._slots.items() for value in pair),
         free_slots=pack_u32(blocks._free_slots),
         cached=pack_u32(blocks._cached),
+        other=pack_u32(value for block in differ for value in (block, blocks._bytes[block])),
     )
+
+
+def shown_bytes(
+    size: int, held: Mapping[int, Sequence[int]], slots: Mapping[int, int], cached: Iterable[int]
+) -> bytearray:
+    """What a map of `size` blocks shows by who holds them and which are cached. Blocks must be below `size`."""
+    shown = bytearray([FREE]) * size
+    for block in cached:
+        shown[block] = CACHED
+    for serial, ids in held.items():
+        byte = FIRST_SLOT + slots.get(serial, 0)
+        for block in ids:
+            shown[block] = byte
+    return shown
 
 
 def _numbers(history: StepHistory) -> bytes | None:
@@ -351,5 +501,5 @@ def _packed(values: Sequence[int]) -> bytes:
 
 
 def _differences(values: Sequence[int]) -> bytes:
-    """Packed i64: each value less the one before it. Runs that are the same in many requests look the same so."""
+    """Packed i64: each value less the one before it."""
     return np.diff(np.asarray(values, np.int64), prepend=np.int64(0)).astype("<i8").tobytes()

@@ -7,10 +7,14 @@ state takes from events just so. Whatever does not hold raises KeyframeError, an
 
 from __future__ import annotations
 
+import functools
 from array import array
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -18,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.events import Step, unpack_u32
-from tracer.keyframes import AMENDED
+from tracer.keyframes import AMENDED, shown_bytes
 from tracer.state.decode import DECODE_PARTS
 from tracer.state.kv import BLOCKS_SHOWN, SLOTS, BlockMap
 from tracer.state.rates import ENTRIES, RateLog
@@ -28,14 +32,18 @@ from tracer.state.step_history import StepHistory
 from tracer.state.timers import TIMERS
 from tracer.state.trace_state import TraceState
 from tracer.state_records import (
+    CACHES,
     BatchRecord,
     BlocksRecord,
     HistoryRecord,
     Keyframe,
     SourceRecord,
+    facts_fields,
+    facts_record,
+    instants,
     packed_version,
-    request_fields,
-    request_record,
+    steps_fields,
+    steps_record,
 )
 
 LONGEST_CHAIN: Final = 1_000
@@ -99,6 +107,7 @@ class _Restoration:
         _check(0 < last.keep_steps <= MOST_STEPS and 0 <= last.keep_finished <= MOST_FINISHED, "unlikely bounds")
         self._state = TraceState(keep_finished=last.keep_finished, keep_steps=last.keep_steps)
         self._requests: dict[int, Request] = {}
+        self._columns: dict[str, _Columns] = {}
         self._read: dict[int, dict[str, list[Step]]] = {}
 
     def state(self) -> tuple[TraceState, dict[str, int]]:
@@ -120,33 +129,32 @@ class _Restoration:
 
     def _request_table(self) -> None:
         table, last = self._state.requests, self._last
-        order: dict[int, None] = {}
-        records: dict[int, tuple[int, int]] = {}
+        over: dict[int, None] = {}
         weights: dict[int, tuple[int, int]] = {}
-        columns = []
-        for place, keyframe in enumerate(self._chain):
+        for keyframe in self._chain:
             for serial in unpack_u32(keyframe.gone):
-                order.pop(serial, None)
-            order.update(dict.fromkeys(unpack_u32(keyframe.came)))
-            columns.append(_Columns(keyframe))
-            for at, serial in enumerate(columns[-1].over, len(keyframe.live)):
-                records[serial] = (place, at)
-                weights.pop(serial, None)
+                over.pop(serial, None)
+            over.update(dict.fromkeys(unpack_u32(keyframe.came)))
             triples = np.frombuffer(keyframe.weights, "<i8").reshape(-1, 3).tolist()
             weights.update((serial, (texts, tokens)) for serial, texts, tokens in triples)
-        for at in range(len(last.live)):
-            request = columns[-1].request(at, self._state.sources)
+        live = unpack_u32(last.live)
+        kept = {*live, *over}
+        _check(len(kept) == len(live) + len(over), "a request is told twice")
+        facts: dict[int, Row] = {}
+        steps: dict[int, Row] = {}
+        for keyframe in self._chain:
+            facts.update(_facts(keyframe, kept))
+            steps.update(_steps(keyframe, kept))
+        make = _Maker(self._state.sources, self._columns)
+        for serial in live:
+            table.live[serial] = request = make(serial, facts[serial], steps[serial])
             _check(request.over is None, "a live request is over")
-            table.live[request.serial] = request
-        for serial in order:
-            place, at = records[serial]
-            request = columns[place].request(at, self._state.sources)
-            _check(request.over is not None and request.serial == serial, "a finished request is not over")
-            table.over[serial] = request
+        for serial in over:
+            table.over[serial] = request = make(serial, facts[serial], steps[serial])
+            _check(request.over is not None, "a finished request is not over")
             if serial in weights:
                 table._weighty[serial] = (request, *weights[serial])
         self._requests = {**table.live, **table.over}
-        _check(len(self._requests) == len(table.live) + len(table.over), "a request is both live and over")
         for request in self._requests.values():
             _check(bool(request.keys), "a request that nobody knows")
             for key in request.keys:
@@ -158,7 +166,7 @@ class _Restoration:
                 table._by_id[shown] = request
         for name, peers in last.peers.items():
             table._by_name[name] = [self._requests[serial] for serial in peers]
-        table.order = sorted(self._requests.values(), key=lambda request: request.order)
+        table.order = sorted(self._requests.values(), key=attrgetter("order"))
         table._serial = last.serial
         table.finished_total = last.finished_total
         table.dropped_incomplete, table.over_incomplete = last.dropped_incomplete, last.over_incomplete
@@ -187,7 +195,9 @@ class _Restoration:
         _check(0 <= record.batch.recent <= min(batch._recent.maxlen or 0, len(history)), "more steps than there are")
         if record.batch.recent:
             batch._recent.extend(history[-record.batch.recent :])
-        self._history(batch.history, record.batch.history, history, self._chain_of(record.name))
+        chain = self._chain_of(record.name)
+        columns = self._columns[record.name] = _Columns(chain)
+        self._history(batch.history, record.batch.history, history, chain, columns)
         return source
 
     def _chain_of(self, name: str) -> list[HistoryRecord]:
@@ -219,14 +229,18 @@ class _Restoration:
         return steps
 
     def _history(
-        self, history: StepHistory, record: HistoryRecord, steps: list[Step], chain: list[HistoryRecord]
+        self,
+        history: StepHistory,
+        record: HistoryRecord,
+        steps: list[Step],
+        chain: list[HistoryRecord],
+        columns: _Columns,
     ) -> None:
         base, length = record.base, record.length
         _check(base >= 0 and length >= 0, "no such steps")
         history.base = base
         history.steps = steps[len(steps) - length :]
-        for name, form in (("tokens", "q"), ("sizes", "I"), ("prefills", "I")):
-            setattr(history, name, array(form, _column(chain, name, base, length)))
+        history.tokens, history.sizes, history.prefills = columns.cut(base, length)
         amended: dict[int, list[int]] = {}
         for part in chain:
             for index, *values in np.frombuffer(part.amended, "<i8").reshape(-1, 1 + len(AMENDED)).tolist():
@@ -254,8 +268,7 @@ class _Restoration:
         batch._left.extend((index, known[serial]) for index, serial in record.left)
 
     def _blocks(self, blocks: BlockMap, record: BlocksRecord) -> None:
-        _check(len(record.shown) <= BLOCKS_SHOWN, "unlikely many blocks")
-        blocks._bytes = bytearray(record.shown)
+        _check(0 <= record.size <= BLOCKS_SHOWN, "unlikely many blocks")
         values = unpack_u32(record.held)
         at = 0
         while at < len(values):
@@ -275,9 +288,13 @@ class _Restoration:
         blocks._slots = dict(zip(slots[::2], slots[1::2], strict=True))
         blocks._free_slots = unpack_u32(record.free_slots).tolist()
         blocks._cached = OrderedDict.fromkeys(unpack_u32(record.cached))
-        everywhere = (*blocks._holders, *blocks._cached)
-        _check(max(everywhere, default=-1) < len(blocks._bytes), "a block that the map does not have")
+        everywhere = (*blocks._holders, *blocks._cached, *(block for ids in blocks._held.values() for block in ids))
+        _check(max(everywhere, default=-1) < record.size, "a block that the map does not have")
         _check(max((*blocks._slots.values(), *blocks._free_slots), default=0) < SLOTS, "a slot that there is not")
+        blocks._bytes = shown_bytes(record.size, blocks._held, blocks._slots, blocks._cached)
+        other = unpack_u32(record.other)
+        for block, byte in zip(other[::2], other[1::2], strict=True):
+            blocks._bytes[block] = byte
 
     # --- figures ------------------------------------------------------------------------------------------------------
 
@@ -291,7 +308,9 @@ class _Restoration:
             flat = np.concatenate([counts.ravel() for counts in parts])
             for keyframe in self._chain:
                 record = keyframe.timers[place]
-                flat[np.frombuffer(record.places, "<u4")] = np.frombuffer(record.counts, "<i8")
+                places = np.cumsum(np.asarray(record.places, np.int64))
+                _check(not len(places) or int(places.min()) >= 0, "no such counts")
+                flat[places] = np.asarray(record.counts, np.int64)
             _check(int(flat.min()) >= 0, "negative counts")
             begin = 0
             for counts in parts:
@@ -320,58 +339,118 @@ class _Restoration:
         log._dropped = list(self._last.rates[place].dropped)
 
 
+Row = tuple[Any, ...]
+
+
+def _facts(keyframe: Keyframe, kept: set[int]) -> Iterator[tuple[int, Row]]:
+    """What a keyframe tells of the facts of the requests `kept`: instants are made absolute again."""
+    columns = [*msgspec.structs.astuple(_facts_decoder().decode(keyframe.facts))]
+    columns[0] = np.cumsum(np.asarray(columns[0], np.int64)).tolist()
+    places = [place for place, name in enumerate(facts_fields(), 1) if name in instants()]
+    serials = unpack_u32(keyframe.facts_of)
+    _check(len(serials) == len(columns[0]), "columns of different length")
+    for serial, values in zip(serials, zip(*columns, strict=True), strict=True):
+        if serial not in kept:
+            continue
+        row = list(values)
+        last = row[0]
+        for place in places:
+            if row[place] is not None:
+                row[place] = last = last + row[place]
+        yield serial, tuple(row)
+
+
+def _steps(keyframe: Keyframe, kept: set[int]) -> Iterator[tuple[int, Row]]:
+    """What a keyframe tells of the steps of the requests `kept`."""
+    columns = [*msgspec.structs.astuple(_steps_decoder().decode(keyframe.steps))]
+    columns[_LAST] = np.cumsum(np.asarray(columns[_LAST], np.int64)).tolist()
+    serials = unpack_u32(keyframe.steps_of)
+    _check(len(serials) == len(columns[0]), "columns of different length")
+    for serial, row in zip(serials, zip(*columns, strict=True), strict=True):
+        if serial in kept:
+            yield serial, row
+
+
+_LAST: Final = 2
+"""Place of `last` in `steps_record`."""
+_APART: Final = 10
+"""Columns there before those that are fields of a request."""
+
+
+@functools.cache
+def _facts_decoder() -> Any:
+    return msgspec.msgpack.Decoder(facts_record())
+
+
+@functools.cache
+def _steps_decoder() -> Any:
+    return msgspec.msgpack.Decoder(steps_record())
+
+
 class _Columns:
-    """The requests of one keyframe, and their token instants, which stand apart."""
+    """Token instants, batch sizes and prefill tokens of one source's steps, by index; there may be holes."""
 
-    def __init__(self, keyframe: Keyframe) -> None:
-        self.over: Iterable[int]
-        self._raw = [*keyframe.live, *keyframe.over]
-        serials, counts = unpack_u32(keyframe.serials), unpack_u32(keyframe.counts)
-        _check(len(serials) == len(counts) == len(self._raw), "columns of different length")
-        self.over = serials[len(keyframe.live) :]
-        self._ends = np.cumsum(np.asarray(counts, np.int64)).tolist()
-        self._times = _summed(keyframe.times).astype("=i8").tobytes()
-        self._batches = keyframe.batches
-        total = self._ends[-1] if self._ends else 0
-        _check(len(self._times) == 8 * total and len(self._batches) == 4 * total, "columns of different length")
-        self._decode: Any = msgspec.msgpack.Decoder(request_record()).decode
+    def __init__(self, chain: list[HistoryRecord]) -> None:
+        self._firsts: list[int] = []
+        self._parts: list[tuple[array[int], array[int], array[int]]] = []
+        for record in chain:
+            columns = array("q"), unpack_u32(record.sizes), unpack_u32(record.prefills)
+            columns[0].frombytes(_summed(record.tokens).astype("=i8").tobytes())
+            _check(len(columns[0]) == len(columns[1]) == len(columns[2]), "columns of different length")
+            if self._parts and record.first == self._firsts[-1] + len(self._parts[-1][0]):
+                for column, more in zip(self._parts[-1], columns, strict=True):
+                    column.extend(more)
+            elif len(columns[0]):
+                _check(record.first >= 0, "no such steps")
+                self._firsts.append(record.first)
+                self._parts.append(columns)
 
-    def request(self, at: int, sources: dict[str, Source]) -> Request:
-        """The request at one place of the columns."""
-        values = list(msgspec.structs.astuple(self._decode(self._raw[at])))
-        names = _Places.get()
-        batch = sources[values[names.batch]].batch if values[names.batch] else None
-        record = values[names.settled]
-        begin, end = self._ends[at - 1] if at else 0, self._ends[at]
-        _check(end - begin == record.times <= record.count, "token instants are missing")
-        _check(len(record.parts) in (0, len(DECODE_PARTS)), "another division of a step")
-        times, batches = array("q"), array("I")
-        times.frombytes(self._times[8 * begin : 8 * end])
-        batches.frombytes(self._batches[4 * begin : 4 * end])
-        values[names.batch] = batch
-        values[names.settled] = Settled(
-            record.count, record.last, times, batches, record.parts, record.step, record.token, record.end
-        )
-        request = Request(*values)
+    def cut(self, first: int, length: int) -> tuple[array[int], array[int], array[int]]:
+        """The columns from index `first` on."""
+        if not length:
+            return array("q"), array("I"), array("I")
+        place = bisect_right(self._firsts, first) - 1
+        _check(place >= 0 and length > 0, "no such steps")
+        begin = first - self._firsts[place]
+        tokens, sizes, prefills = self._parts[place]
+        _check(begin + length <= len(tokens), "no such steps")
+        return tokens[begin : begin + length], sizes[begin : begin + length], prefills[begin : begin + length]
+
+
+class _Maker:
+    """Makes requests of their rows."""
+
+    def __init__(self, sources: dict[str, Source], columns: dict[str, _Columns]) -> None:
+        self._sources = sources
+        self._columns = columns
+        told = ("serial", "first_seen", *facts_fields(), "batch", "settled", *steps_fields())
+        names = [field.name for field in fields(Request)]
+        fixed = {field.name: field.default for field in fields(Request) if field.name in CACHES}
+        self._order = [told.index(name) if name in told else len(told) + place for place, name in enumerate(names)]
+        spare = [fixed.get(name) for name in names]
+        self._spare = tuple(spare)
+
+    def __call__(self, serial: int, facts: Row, steps: Row) -> Request:
+        name, count, last, parts, step, token, end, runs, times, sizes = steps[:_APART]
+        batch = self._sources[name].batch if name else None
+        _check(len(parts) in (0, len(DECODE_PARTS)), "another division of a step")
+        if runs is None:
+            instants_of, batches = array("q"), unpack_u32(sizes)
+            instants_of.frombytes(_summed(times).astype("=i8").tobytes())
+        elif len(runs) == 2:
+            instants_of, batches, _ = self._columns[name].cut(*runs)
+        else:
+            instants_of, batches = array("q"), array("I")
+            for first, length in zip(runs[::2], runs[1::2], strict=True):
+                part, size, _ = self._columns[name].cut(first, length)
+                instants_of.extend(part)
+                batches.extend(size)
+        _check(len(instants_of) == len(batches) <= count, "token instants without tokens")
+        settled = Settled(count, last, instants_of, batches, parts, step, last + token, last + token + end)
+        values = (serial, *facts, batch, settled, *steps[_APART:], *self._spare)
+        request = Request(*[values[place] for place in self._order])
         _check_steps(request)
         return request
-
-
-class _Places:
-    """Where in a request's record the fields are that are not what they are in the request."""
-
-    _known: _Places | None = None
-
-    def __init__(self) -> None:
-        names = request_fields()
-        self.batch, self.settled = names.index("batch"), names.index("settled")
-
-    @classmethod
-    def get(cls) -> _Places:
-        """The one there is."""
-        if cls._known is None:
-            cls._known = cls()
-        return cls._known
 
 
 def _check_steps(request: Request) -> None:
@@ -387,16 +466,6 @@ def _check_steps(request: Request) -> None:
         _check(not isinstance(part.step, int) or base <= part.step <= last, "a pass of no step")
     _check(-1 <= request.open_since <= last and not 0 <= request.open_since < base, "a run of no steps")
     _check(-1 <= request.settled.step <= last, "settled beyond the last step")
-
-
-def _column(chain: list[HistoryRecord], name: str, base: int, length: int) -> list[int]:
-    """Values of one column of the history for the indices from `base` on, put together from a chain."""
-    values: dict[int, int] = {}
-    for record in chain:
-        packed = getattr(record, name)
-        column = _summed(packed).tolist() if name == "tokens" else unpack_u32(packed).tolist()
-        values.update(enumerate(column, record.first))
-    return [values[index] for index in range(base, base + length)]
 
 
 def _summed(packed: bytes) -> Ints:

@@ -4,6 +4,8 @@ Records are decoded with their types checked, so that a hostile file gives an er
 can be derived is not in them: indices by key, name and id, sums, caches. What only grows (finished requests, step
 history, rates, histograms) is told once, in the keyframe after it changed; a keyframe builds upon those before it.
 `state_version` names the layout and the code of the fold: keyframes of another one are not used.
+
+Requests lie in columns, a list for each field, and instants as differences: a third of the size of rows.
 """
 
 from __future__ import annotations
@@ -20,46 +22,47 @@ import msgspec
 import tracer
 from tracer.events import Coverage, Engine, Header, Heartbeat, HookFault, Step
 from tracer.state import requests, steps
-from tracer.state.requests import Request, Settled
+from tracer.state.requests import Request
 
 LAYOUT: Final = 1
 """Raised when the meaning of a record changes without its fields."""
 
-CACHES: Final = frozenset({"cached_view", "cached_version", "front", "search", "search_version"})
-"""Fields of a request that are no part of the state; the last ones."""
+CACHES: Final = frozenset({"version", "cached_view", "cached_version", "front", "search", "search_version"})
+"""Fields of a request that are no part of the state."""
 
+APART: Final = frozenset({"serial", "batch", "settled", "first_seen"})
+"""Fields that are told in a way of their own."""
 
-class SettledRecord(msgspec.Struct, array_like=True):
-    """`Settled`, with the number of its token instants; they themselves are in the keyframe's columns."""
-
-    count: int
-    last: int
-    times: int
-    parts: list[int]
-    step: int
-    token: int
-    end: int
+STEPS: Final = frozenset({
+    "spans", "open_since", "passes", "redo", "holes", "produced", "unseen", "last_index", "last_seen", "last_given",
+    "last_batch", "absences",
+})  # fmt: skip
+"""Fields that say which steps a request took part in. They change once more when a finished request's steps leave the
+history, and then alone."""
 
 
 class BlocksRecord(msgspec.Struct, array_like=True):
     """`BlockMap`. Packed u32: `held` runs (request, count, blocks…); `shared` pairs (block, holders) where that is
-    not one; `slots` pairs (request, slot); `cached` blocks in order."""
+    not one; `slots` pairs (request, slot); `cached` blocks in order; `other` pairs (block, byte) where the map shows
+    something else than these say."""
 
-    shown: bytes
+    size: int
     held: bytes
     shared: bytes
     slots: bytes
     free_slots: bytes
     cached: bytes
+    other: bytes
 
 
 class HistoryRecord(msgspec.Struct, array_like=True):
     """`StepHistory` of `length` steps from index `base` on, less what earlier keyframes told.
 
-    New steps, from index `first` on: packed i64 `tokens` (differences) and packed u32 `sizes` and `prefills`. `refs`
-    says where their events are: (number of the block, packed u32 places among the source's steps in it).
-    `amended`: packed i64 sevens (index, embed, layers, head, logits, sampled, timing) of steps whose device times came
-    later. `numbers`: packed i64 pairs (step number, index) where the index of numbers does not follow from the steps.
+    Steps from index `first` on: packed i64 `tokens` (differences) and packed u32 `sizes` and `prefills`. The columns of
+    a whole keyframe begin before `base` where finished requests refer to them. `refs` says where the steps' events are:
+    (number of the block, packed u32 places among the source's steps in it). `amended`: packed i64 sevens (index, embed,
+    layers, head, logits, sampled, timing) of steps whose device times came later. `numbers`: packed i64 pairs (step
+    number, index) where the index of numbers does not follow from the steps.
     """
 
     base: int
@@ -125,20 +128,20 @@ class RateRecord(msgspec.Struct, array_like=True):
 
 
 class TimerRecord(msgspec.Struct, array_like=True):
-    """`WindowedTimer`, all its counts in one row: packed u32 `places` that changed and packed i64 `counts` there."""
+    """`WindowedTimer`, all its counts in one row: `places` that changed (differences) and the counts there."""
 
     heads: list[int]
-    places: bytes
-    counts: bytes
+    places: list[int]
+    counts: list[int]
 
 
 class Keyframe(msgspec.Struct, array_like=True):
     """The state after the block `number` and all before it. `version` stays the first field for ever.
 
-    `seqs`: number of the next event of each source. `live`: live requests, in order. `over`: finished ones that are new
-    or changed; `gone` and `came`: packed u32 requests that left the finished ones, and that joined them, in order.
-    Columns beside `live` + `over`: packed u32 `serials` and `counts` of token instants; packed i64 `times`
-    (differences), packed u32 `batches`. `weights`: packed i64 triples (request, characters, tokens) of `over`.
+    `seqs`: number of the next event of each source. `live`: packed u32 live requests, in order; `gone` and `came`:
+    those that left the finished ones, and that joined them, in order. `facts` and `steps` (`facts_record`,
+    `steps_record`): what has changed of the requests `facts_of` and `steps_of` (packed u32). `weights`: packed i64
+    triples (request, characters, tokens) of finished ones. `peers`: requests of a name that several have.
     """
 
     version: str
@@ -152,14 +155,13 @@ class Keyframe(msgspec.Struct, array_like=True):
     unknown: int
     received_total: int
     sources: list[SourceRecord]
-    live: list[msgspec.Raw]
-    over: list[msgspec.Raw]
+    live: bytes
     gone: bytes
     came: bytes
-    serials: bytes
-    counts: bytes
-    times: bytes
-    batches: bytes
+    facts_of: bytes
+    facts: msgspec.Raw
+    steps_of: bytes
+    steps: msgspec.Raw
     weights: bytes
     peers: dict[str, list[int]]
     serial: int
@@ -173,32 +175,56 @@ class Keyframe(msgspec.Struct, array_like=True):
 
 
 @functools.cache
-def request_fields() -> tuple[str, ...]:
-    """Names of a request's fields that are state, in order. Raises TypeError when they are not the first ones."""
-    names = [field.name for field in fields(Request)]
-    kept = tuple(name for name in names if name not in CACHES)
-    if tuple(names[: len(kept)]) != kept:
-        raise TypeError("a request's caches must be its last fields")
-    return kept
+def _hints() -> dict[str, Any]:
+    """Types of a request's fields."""
+    return typing.get_type_hints(Request, {**vars(requests), "Batch": steps.Batch})
 
 
 @functools.cache
-def request_record() -> type[msgspec.Struct]:
-    """The record of a `Request`: its fields, except that `batch` is the name of its source and `settled` a record.
+def facts_fields() -> tuple[str, ...]:
+    """Fields of a request that are told among its facts, one to one, in order."""
+    return tuple(f.name for f in fields(Request) if f.name not in CACHES | APART | STEPS)
 
-    Made from the class itself, so that a new field is in keyframes at once.
+
+@functools.cache
+def steps_fields() -> tuple[str, ...]:
+    """Fields of a request that are told with its steps, one to one, in order."""
+    return tuple(f.name for f in fields(Request) if f.name in STEPS)
+
+
+@functools.cache
+def instants() -> frozenset[str]:
+    """Fields that are instants (ns, or None)."""
+    return frozenset(name for name, hint in _hints().items() if hint == (int | None))
+
+
+@functools.cache
+def facts_record() -> type[msgspec.Struct]:
+    """Columns of facts, made from the class itself, so that a new field is in keyframes at once.
+
+    `first_seen`: differences from row to row. Instants: differences from the instant before them in the row.
     """
-    names = {**vars(requests), "Batch": steps.Batch, "array": list}
-    hints = typing.get_type_hints(Request, names)
-    kept: list[tuple[str, Any]] = []
-    for name in request_fields():
-        hint = hints[name]
-        if hint is Settled:
-            hint = SettledRecord
-        elif name == "batch":
-            hint = str
-        kept.append((name, hint))
-    return msgspec.defstruct("RequestRecord", kept, array_like=True, gc=False)
+    columns = [("first_seen", list[int])]
+    columns += [(name, list[_hints()[name]]) for name in facts_fields()]  # type: ignore[misc]
+    return msgspec.defstruct("Facts", columns, array_like=True)
+
+
+@functools.cache
+def steps_record() -> type[msgspec.Struct]:
+    """Columns of what is known of requests' steps: the fields themselves; the source whose batch each belongs to; what
+    was settled; and its token instants.
+
+    `last` is a difference from row to row, `token` from `last`, `end` from `token`. The instants and batch sizes are
+    those of the steps in `runs` (first index, length, …) of the history's columns; where they are not, `runs` is None
+    and they are packed in `times` (i64, differences) and `sizes` (u32).
+    """
+    columns: list[tuple[str, Any]] = [
+        ("batch", list[str]), ("count", list[int]), ("last", list[int]), ("parts", list[list[int]]),
+        ("step", list[int]), ("token", list[int]), ("end", list[int]), ("runs", list[list[int] | None]),
+        ("times", list[bytes]), ("sizes", list[bytes]),
+    ]  # fmt: skip
+    columns += [(name, list[_hints()[name]]) for name in steps_fields()]  # type: ignore[misc]
+    return msgspec.defstruct("Steps", columns, array_like=True)
 
 
 @functools.cache
@@ -207,7 +233,7 @@ def state_version() -> str:
     digest = hashlib.blake2b(digest_size=12)
     digest.update(f"{LAYOUT} {tracer.__version__}".encode())
     for record in (Keyframe, SourceRecord, BatchRecord, HistoryRecord, BlocksRecord, RateRecord, TimerRecord,
-                   SettledRecord, request_record()):  # fmt: skip
+                   facts_record(), steps_record()):  # fmt: skip
         for field in msgspec.structs.fields(record):
             digest.update(f"{field.name}:{field.type}".encode())
     here = Path(__file__).parent
@@ -222,4 +248,3 @@ def state_version() -> str:
 def packed_version() -> bytes:
     """How a keyframe of this version begins, to tell it without decoding it."""
     return msgspec.msgpack.encode(state_version())
-

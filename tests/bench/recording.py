@@ -49,7 +49,7 @@ class Load:
         """A delivery every 50 ms of trace."""
         chance = self.random
         t, end, n = START, START + int(seconds * NS_PER_S), 0
-        free = deque(chance.sample(range(BLOCKS), BLOCKS))
+        free = deque(range(BLOCKS))  # as engines have it: in order at first, given back at the other end
         yield Delivery(HEADER.source, HEADER, [
             Engine(t, "synthetic", "1.0", "model", "bfloat16", "gpu", BLOCKS, 16, 2_097_152, 8_192, 256, 8_030_261_248),
             *(Coverage(t, int(stage), "measured", f"module.{stage.id}") for stage in Stage), EngineStatus(t, "ready"),
@@ -107,7 +107,7 @@ class Load:
                 self.tokens += 1
                 if state[1] == 0:
                     events += self._end(token, one, state[3], len(tables[one]))
-                    free.extend(tables.pop(one))
+                    free.extend(reversed(tables.pop(one)))
                     del running[one]
                 elif t >= state[4]:
                     state[4] = t + 250 * NS_PER_MS

@@ -1,14 +1,24 @@
-"""A feed over a timeline with a clock that stands still until a test moves it, and apps on it."""
+"""A feed over a timeline with a clock that stands still until a test moves it, apps on it, and what a terminal sees."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
+
+import pyte
+from textual._compositor import Compositor
+from textual.drivers.headless_driver import HeadlessDriver
+from textual.pilot import Pilot
+from textual.screen import Screen
 
 from tests.tui.timeline import HEADER, SOURCE, Timeline
 from tracer.events import Event
 from tracer.state.trace_state import TraceState
 from tracer.tui.app import TracerApp
+from tracer.tui.screens.base import FrameScreen
+from tracer.tui.screens.live import LiveScreen
+from tracer.tui.screens.request import RequestScreen
 from tracer.tui.theme import DARK, UNICODE, Look
 
 
@@ -36,12 +46,97 @@ class FixedFeed:
             self.state.apply(SOURCE, self._next)
             self._next = next(self._events, None)
 
+    def apply(self, event: Event) -> None:
+        """Take in one more event."""
+        self.state.apply(SOURCE, event)
+
     async def run(self) -> None:
         """Nothing comes by itself."""
         await asyncio.Event().wait()
 
 
-def app_at(timeline: Timeline, at: int, **options: object) -> TracerApp:
+def app_at(timeline: Timeline, at: int, **options: Any) -> TracerApp:
     """An app that shows a timeline at an instant, with a look that does not depend on the terminal of the test."""
+    return app_on(FixedFeed(timeline.events, at), **options)
+
+
+def app_on(feed: FixedFeed, **options: Any) -> TracerApp:
+    """An app on a feed; frames come when a test asks for them."""
     options.setdefault("look", Look(DARK, UNICODE))
-    return TracerApp(FixedFeed(timeline.events, at), **options)  # type: ignore[arg-type]
+    return TracerApp(feed, **options)
+
+
+async def settle(pilot: Pilot[Any]) -> None:
+    """Draw every part of the screen in front, and let the terminal have it."""
+    for _ in range(2):
+        await pilot.pause()
+        screen = pilot.app.screen
+        if isinstance(screen, LiveScreen | RequestScreen):
+            screen.redraw()
+        elif isinstance(screen, FrameScreen):
+            screen.draw()
+    await pilot.pause()
+
+
+def compositor_of(screen: Screen[Any]) -> Compositor:
+    """What composes a screen."""
+    return screen._compositor
+
+
+def rows_of(app: TracerApp) -> list[str]:
+    """The text of the screen, a string a row."""
+    return [strip.text for strip in compositor_of(app.screen).render_strips()]
+
+
+def text_of(app: TracerApp) -> str:
+    """The text of the screen."""
+    return "\n".join(rows_of(app))
+
+
+class CapturingDriver(HeadlessDriver):
+    """A driver without a terminal that keeps what would be sent to one."""
+
+    sent: str = ""
+
+    @property
+    def is_headless(self) -> bool:
+        """So that the app writes."""
+        return False
+
+    def write(self, data: str) -> None:
+        """Keep it."""
+        self.sent += data
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+
+class Terminal:
+    """A terminal emulator fed with what an app sends."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.screen = pyte.Screen(width, height)
+        self._stream = pyte.Stream(self.screen)
+
+    def feed(self, data: str) -> None:
+        """Take in sequences."""
+        self._stream.feed(data)
+
+    def cells(self) -> list[list[tuple[str, str, str, bool, bool, bool]]]:
+        """Every cell: text, colours, bold, reverse, underscore."""
+        rows = []
+        for y in range(self.screen.lines):
+            line = self.screen.buffer[y]
+            rows.append([
+                (c.data, c.fg, c.bg, c.bold, c.reverse, c.underscore)
+                for c in (line[x] for x in range(self.screen.columns))
+            ])  # fmt: skip
+        return rows
+
+
+def repainted(app: TracerApp) -> Terminal:
+    """A fresh terminal that was sent the whole screen at once."""
+    terminal = Terminal(*app.size)
+    terminal.feed("\x1b[2J\x1b[H")
+    terminal.feed(compositor_of(app.screen).render_full_update().render_segments(app.console).replace("\n", ""))
+    return terminal

@@ -160,6 +160,15 @@ def _plain_runs(old: Row, new: Row) -> list[tuple[int, int]]:
                 begin += 1
             while old_left[end - 1] == new_left[end - 1]:
                 end -= 1
+            same = 0
+            for index in range(begin, end):
+                if old_left[index] == new_left[index]:
+                    same += 1
+                    continue
+                if same > MERGE_GAP:
+                    runs.append((at + begin, at + index - same))
+                    begin = index
+                same = 0
             runs.append((at + begin, at + end))
         old_left, new_left = old_left[size:], new_left[size:]
         at += size

@@ -96,6 +96,6 @@ def _cut(word: str, width: int, first: int) -> list[tuple[str, int]]:
         if cells + size > room and begin > start:
             pieces.append((word[start:begin], cells))
             start, cells, room = begin, 0, width
-        cells += size if size <= width else 0
+        cells += min(size, width)
     pieces.append((word[start:], cells))
     return pieces

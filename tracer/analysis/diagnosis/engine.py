@@ -48,6 +48,15 @@ _ABSORBS: Final[Mapping[str, frozenset[str]]] = {
 """Rule → rules whose findings are a consequence of it (or the same thing seen from elsewhere) when they coincide. Where
 two name each other the one that lost more time wins."""
 
+_NO_STAGE: Final[Mapping[str, str]] = {
+    "host-stall": "the host, while no step runs",
+    "cpu-oversubscription": "the machine, not one stage",
+    "idle-clocks": "the device's clocks, not one stage",
+    "everything-slower": "the machine, not one stage",
+    "outside": "outside the server",
+}
+"""What the verdict calls the place of a finding that is in no stage."""
+
 _BRIEF: Final = 60
 """Milliseconds that may pass between a cause and a consequence that starts a little earlier."""
 
@@ -233,11 +242,9 @@ def _verdict(findings: Sequence[Finding], open_questions: Sequence[CannotTell], 
     """The whole in one sentence."""
     if findings:
         first = findings[0]
-        where = f"stage {int(first.stage)}, {first.stage.id}" if first.stage is not None else "in no stage of the server"
-        if first.stage is None and first.rule not in ("outside",):
-            where = "the machine, not one stage"
+        where = f"stage {int(first.stage)}, {first.stage.id}" if first.stage is not None else _NO_STAGE.get(first.rule, "")
         more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
-        return f"{where}: {first.statement}{more}"
+        return f"{where}: {first.statement}{more}" if where else f"{first.statement}{more}"
     symptom = next((entry for entry in open_questions if entry.symptom), None)
     if symptom is not None:
         return f"can't tell: {symptom.reason}"

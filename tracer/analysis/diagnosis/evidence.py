@@ -15,7 +15,6 @@ import numpy as np
 from tracer.analysis.diagnosis.series import Beat, Send, Series
 from tracer.analysis.diagnosis.steps import Ints, StepTable
 from tracer.clock import NS_PER_MS
-from tracer.events import Params
 from tracer.state import decode, latency
 from tracer.state.requests import Pass, Request
 from tracer.state.source import Source
@@ -281,19 +280,17 @@ def _asked(
     tables: dict[str, StepTable],
     now: int,
 ) -> Asked:
-    params, sends = _of_series(request, series)
     engine = request.engine
-    streaming = request.streaming if request.streaming >= 0 else (params.streaming if params is not None else -1)
     times, _ = decode.token_times(request)
     over = request.over
     return Asked(
         index=index,
         id=request.id,
         engine=engine,
-        tenant=request.tenant or (params.tenant if params is not None else ""),
+        tenant=request.tenant,
         route=request.route,
-        streaming=None if streaming < 0 else bool(streaming),
-        logprobs=bool(params is not None and params.logprobs),
+        streaming=None if request.streaming < 0 else bool(request.streaming),
+        logprobs=request.logprobs,
         received=request.received,
         first_seen=request.first_seen,
         receive_end=request.receive_end,
@@ -328,7 +325,7 @@ def _asked(
         sent_chunks=request.sent_chunks,
         sent_tokens=request.sent_tokens,
         sent_work=request.sent_work,
-        sends=sends,
+        sends=_sends(request, series),
         prompt_ids=request.prompt_ids,
         prompt_text=request.prompt_text,
         tokens=np.array(times, np.int64),
@@ -336,17 +333,10 @@ def _asked(
     )
 
 
-def _of_series(request: Request, series: Series | None) -> tuple[Params | None, tuple[Send, ...]]:
+def _sends(request: Request, series: Series | None) -> tuple[Send, ...]:
     if series is None:
-        return None, ()
-    params: Params | None = None
-    sends: tuple[Send, ...] = ()
-    for key in request.keys:
-        params = series.params.get(key, params)
-        told = series.sends.get(key)
-        if told is not None:
-            sends = tuple(told)
-    return params, sends
+        return ()
+    return next((tuple(told) for key in request.keys if (told := series.sends.get(key)) is not None), ())
 
 
 def _passes(passes: list[Pass], base: int, table: StepTable | None) -> tuple[Ran, ...]:

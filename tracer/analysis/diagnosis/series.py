@@ -1,5 +1,4 @@
-"""Events over time that `TraceState` folds away and a diagnosis needs: heartbeats, the progress of streams, evictions,
-what a request asked for.
+"""Events over time that `TraceState` folds away and a diagnosis needs: heartbeats, the progress of streams, evictions.
 
 `ObservedState` is a `TraceState` that keeps them beside its own state; a plain one can be diagnosed too, the rules that
 need a series then say nothing or say what to record.
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
-from tracer.events import Event, Evicted, Heartbeat, Params, Sent
+from tracer.events import Event, Evicted, Heartbeat, Sent
 from tracer.state.trace_state import TraceState
 
 BEATS_KEPT: Final = 7_200
@@ -47,7 +46,6 @@ class Series:
         self.beats: dict[str, deque[Beat]] = {}
         self.sends: dict[tuple[str, int], deque[Send]] = {}
         self.evictions: dict[str, deque[int]] = {}
-        self.params: dict[tuple[str, int], Params] = {}
 
     def apply(self, source: str, event: Event) -> None:
         """Take in what is kept here; all other events pass."""
@@ -65,15 +63,11 @@ class Series:
                 sends.append(Send(event.t, event.chunks, event.tokens, event.work))
             case Evicted():
                 self.evictions.setdefault(source, deque(maxlen=EVICTIONS_KEPT)).append(event.t)
-            case Params():
-                self.params[source, event.key] = event
-                if len(self.params) > STREAMS_KEPT:
-                    del self.params[next(iter(self.params))]
             case _:
                 return
 
 
-_KEPT: Final = frozenset({Heartbeat, Sent, Evicted, Params})
+_KEPT: Final = frozenset({Heartbeat, Sent, Evicted})
 
 
 class ObservedState(TraceState):

@@ -207,7 +207,7 @@ def _explain(evidence: Evidence, engine: EngineFacts, kept: Kept) -> Sequence[Sa
     if used.kv >= 0.5:
         return [found(
             evidence, KV, Stage.ADMISSION,
-            f"KV blocks are used up: {wait} with at most {used.kv_low:.1%} of {engine.num_blocks:,} blocks to be had"
+            f"KV blocks are used up: {wait} while {1 - used.kv_low:.1%} of {engine.num_blocks:,} blocks are held"
             + (f"; {load}" if sustained else ""),
             check="more KV blocks (memory share, fp8 cache), shorter contexts, or fewer requests at once",
             confidence=0.9, exhibits=[queue, *gauges], **common,  # type: ignore[arg-type]
@@ -223,7 +223,7 @@ def _explain(evidence: Evidence, engine: EngineFacts, kept: Kept) -> Sequence[Sa
         return [found(
             evidence, SLOTS, Stage.ADMISSION,
             f"{wait}{limits or ': the limit is sequences or tokens a step, not KV'}"
-            + (f" (KV at most {1 - used.kv_low:.1%})" if used.kv_known else ""),
+            + (f" (KV at most {1 - used.kv_low:.1%} full)" if used.kv_known else ""),
             check="the limits on sequences and tokens a step (max-num-seqs, max-batch-tokens)",
             confidence=0.85 if limits else 0.7, exhibits=[queue, *gauges], **common,  # type: ignore[arg-type]
         )]  # fmt: skip

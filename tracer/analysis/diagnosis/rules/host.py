@@ -14,7 +14,6 @@ from tracer.analysis.diagnosis.finding import Exhibit
 from tracer.analysis.diagnosis.spell import points, spell
 from tracer.analysis.diagnosis.steps import Ints
 from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.stages import Stage
 
 STALL, STARVED, CLOCKS, DEAD = "host-stall", "cpu-oversubscription", "idle-clocks", "engine-dead"
 
@@ -59,7 +58,7 @@ def _stalls(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
                and bool(((times >= r.tokens[0]) & (times <= r.tokens[-1])).any())]  # fmt: skip
     busy = float(table.span.sum() + table.gap[running].sum())
     return [found(
-        evidence, STALL, Stage.DECODE,
+        evidence, STALL, None,
         f"{often} all running streams stop for {ms(median(lengths)):,.0f} ms (p50, longest "
         f"{ms(float(lengths.max())):,.0f} ms) {where}: no step computes then{quiet}",
         check="garbage collection (gc.freeze, thresholds), blocking callbacks or logging on the engine's thread, a "
