@@ -11,8 +11,9 @@ nothing of tracer.
 
 from __future__ import annotations
 
-import sys
 import threading
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["Handle", "UnknownEngineError", "attach"]
@@ -23,9 +24,10 @@ class UnknownEngineError(TypeError):
 
 
 class Handle:
-    """What `attach` returns. The hooks are in until the last handle of the process is detached."""
+    """What `attach` returns. The hooks are in until the last handle of the process on this kind of engine is detached."""
 
-    def __init__(self, remove: Any) -> None:
+    def __init__(self, family: str, remove: Callable[[], None]) -> None:
+        self._family = family
         self._remove = remove
         self._attached = True
 
@@ -41,7 +43,10 @@ class Handle:
         """Take the hooks out and close the socket: the engine is as it was. Calling it again does nothing."""
         if self._attached:
             self._attached = False
-            _release(self._remove)
+            with _lock:
+                _handles[self._family] -= 1
+                if _handles[self._family] == 0:
+                    self._remove()
 
     def __enter__(self) -> Handle:
         return self
@@ -51,15 +56,7 @@ class Handle:
 
 
 _lock = threading.Lock()
-_handles = 0
-
-
-def _release(remove: Any) -> None:
-    global _handles
-    with _lock:
-        _handles -= 1
-        if _handles == 0:
-            remove()
+_handles: Counter[str] = Counter()
 
 
 def _family(target: Any) -> str:
@@ -78,19 +75,23 @@ def attach(target: Any) -> Handle:
     """Trace the engine that `target` belongs to: a transformers model or `ContinuousBatchingManager`, or a vLLM engine.
 
     Works before the first request and in the middle of traffic; requests that are already inside are shown from now on,
-    marked incomplete. Raises UnknownEngineError for anything else; a part of the engine that cannot be hooked does not
-    raise but shows in `Handle.coverage`.
+    marked incomplete. Raises UnknownEngineError for anything else, and for a vLLM engine whose core runs in another
+    process that was started without ``TRACER=1``; a part of the engine that cannot be hooked does not raise but shows
+    in `Handle.coverage`.
     """
-    global _handles
     family = _family(target)
-    if family == "vllm":
-        if "engine_hooks.vllm" not in sys.modules:
-            raise UnknownEngineError("vLLM engines in this process are traced from their start: set TRACER=1")
-        raise UnknownEngineError("this vLLM engine was started without TRACER=1")
-    from engine_hooks import transformers_cb
-
     with _lock:
-        hooks = transformers_cb.install_engine()
-        _handles += 1
-    hooks.adopt(target)
-    return Handle(transformers_cb.remove_engine)
+        if family == "vllm":
+            from engine_hooks import vllm
+
+            vllm.attach(target)
+            remove = vllm.remove
+        else:
+            from engine_hooks import transformers_cb
+
+            hooks = transformers_cb.install_engine()
+            remove = transformers_cb.remove_engine
+        _handles[family] += 1
+    if family == "transformers":
+        hooks.adopt(target)
+    return Handle(family, remove)

@@ -1,7 +1,7 @@
 """The vLLM adapter: an installed vLLM loads it as a plugin in each of its processes (``vllm.general_plugins``).
 
-It does nothing unless ``TRACER=1`` is set. Which part a process plays (API server, engine core, worker, or all of them
-in one) is not known when the plugin is loaded: a forked process does not load it again, a spawned one does so too late
+It does nothing unless ``TRACER=1`` is set. Which part a process plays (API server, engine core, worker, or all
+of them in one) is not known when the plugin is loaded: a forked process does not load it again, a spawned one does so too late
 for some of its hooks. So the hooks of every role go into every process as soon as their modules are there, and the first
 of them that is called tells the role.
 
@@ -60,6 +60,21 @@ class VllmHooks:
         if not self._server:
             self._server = True
             self.front.install_server()
+
+    def adopt(self, core: Any) -> None:
+        """An engine that was made before the hooks were in. `core` is its engine core where that is in this process."""
+        self._is_llm(None)
+        if core is None:
+            return
+        self.core.adopt(core.scheduler)
+        wrapper = getattr(core.model_executor, "driver_worker", None)
+        worker = getattr(wrapper, "worker", None)
+        if worker is not None:
+            self.worker.adopt(worker)
+            return
+        for stage in (Stage.EMBED, Stage.PREFILL, Stage.LM_HEAD, Stage.SAMPLE):
+            reason = "its workers run in processes of their own: set TRACER=1 before the engine is made"
+            self.voice.cover(stage, "unavailable", "", reason)
 
     def remove(self) -> None:
         """Take everything out: the engine is as it was."""
@@ -159,6 +174,27 @@ def follow_plugins() -> None:
 
     load_general_plugins.__doc__ = original.__doc__
     loader.load_general_plugins = load_general_plugins
+
+
+def attach(engine: Any) -> None:
+    """Put the hooks in for an `LLM`, `LLMEngine` or `AsyncLLM` that exists already.
+
+    Raises UnknownEngineError when its core runs in another process that has no hooks: nothing can be put in there.
+    """
+    from engine_hooks import UnknownEngineError
+
+    inner = getattr(engine, "llm_engine", engine)
+    client = getattr(inner, "engine_core", None)
+    if client is None:
+        raise UnknownEngineError(f"a {type(engine).__name__} is no vLLM engine: give the LLM or AsyncLLM that holds it")
+    core = getattr(client, "engine_core", None)
+    if core is None and _hooks is None:
+        raise UnknownEngineError(
+            "this vLLM engine runs its core in another process: set TRACER=1 before it is made, or "
+            "VLLM_ENABLE_V1_MULTIPROCESSING=0 to keep it in this one"
+        )
+    put = hooks()
+    put.adopt(core)
 
 
 def remove() -> None:

@@ -141,6 +141,8 @@ class Lab:
         self.evicted = self.preempted = self.steps = 0
         self.members: set[int] = set()
         self.busy: list[tuple[float, float]] = []
+        self.held: dict[int, int] = {}
+        """Hash of a block → running requests that hold it: found by others, though each takes a block of its own."""
 
     # --- telling ---
 
@@ -276,19 +278,19 @@ class Lab:
         hit = 0
         if self.cache == "on":
             for chain in self._hashes(request)[: (len(request.ids) - 1) // self.block_size]:
-                if chain not in self.cached:
+                if chain not in self.cached and not self.held.get(chain):
                     break
                 hit += 1
-        found = self._hashes(request)[:hit]
+        found = [chain for chain in self._hashes(request)[:hit] if chain in self.cached]
         for chain in found:
             del self.cached[chain]
-        need = self._need(len(request.ids) + request.produced) - hit
+        need = self._need(len(request.ids) + request.produced) - len(found)
         if not self._take(need, t):
             for chain in found:
                 self.cached[chain] = 1
             request.attempts += 1
             return False
-        request.blocks = need + hit
+        request.blocks = need + len(found)
         request.computed = hit * self.block_size
         request.todo = len(request.ids) + request.produced - request.computed
         if request.lookup is None:
@@ -301,6 +303,7 @@ class Lab:
         kept = 0
         if self.cache == "on" and request.first is not None:
             for chain in self._hashes(request):
+                self.held[chain] -= 1
                 if chain not in self.cached and kept < request.blocks:
                     self.cached[chain] = 1
                     kept += 1
@@ -431,6 +434,8 @@ class Lab:
         """A token goes out to the client."""
         if request.first is None:
             request.first = at
+            for chain in self._hashes(request) if self.cache == "on" else ():
+                self.held[chain] = self.held.get(chain, 0) + 1
             out = at + self.first_chunk_ms(at) / 1e3
             if not request.left and request.ask.streaming:
                 self.tell(End(ns(out), request.key, Stage.STREAM, 30))

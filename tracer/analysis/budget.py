@@ -128,14 +128,18 @@ def budget(
             detail="no queue: slots, tokens and blocks are free",
         )  # fmt: skip
     new = workload.prompt - workload.cached
-    rows[Stage.EMBED] = _embed(costs, new)
-    rows[Stage.PREFILL], chunks = _prefill(costs, workload)
+    rows[Stage.PREFILL], chunks, last = _prefill(costs, workload)
+    rows[Stage.EMBED] = _embed(costs, last)
     rows[Stage.LM_HEAD] = _head(costs)
     rows[Stage.SAMPLE] = StageBudget(Stage.SAMPLE, SAMPLE_MS, 0.0, "launches", bytes=4.0 * model.vocab)
     rows[Stage.DECODE] = decode.row
-    total = sum(row.ms for row in rows.values())
-    stages = tuple(replace(rows[stage], share=rows[stage].ms / total if total else 0.0) for stage in Stage)
-    ttft = sum(row.ms for row in stages if row.stage <= Stage.STREAM)
+    # Stages that go on beside others add nothing to the wall clock: the last chunk's embedding lies inside stage 7, the
+    # first token goes out while the second is made.
+    inside = rows[Stage.EMBED].ms if chunks > 1 else 0.0
+    ttft = sum(row.ms for stage, row in rows.items() if stage <= Stage.STREAM) - inside
+    stream, after = rows[Stage.STREAM].ms, decode.row.ms + rows[Stage.TEARDOWN].ms
+    total = ttft - stream + max(stream, after)
+    stages = tuple(replace(rows[stage], share=rows[stage].ms / total) for stage in Stage)
     pass_flops = float(costs.matrix_flops(1.0, 1.0))
     kv_read = (costs.kv_bytes(float(workload.prompt)) + (workload.batch - 1) * costs.kv_bytes(float(workload.context)))
     others = workload.context if workload.batch > 1 else workload.prompt
@@ -164,8 +168,11 @@ def _embed(costs: Costs, tokens: int) -> StageBudget:
     return StageBudget(Stage.EMBED, ms, 0.0, "memory bandwidth", "a gather", bytes=size, bandwidth_ms=ms)
 
 
-def _prefill(costs: Costs, workload: Workload) -> tuple[StageBudget, int]:
-    """All layers over the tokens that are not cached, chunk by chunk; sequences that decode meanwhile ride along."""
+def _prefill(costs: Costs, workload: Workload) -> tuple[StageBudget, int, int]:
+    """All layers over the tokens that are not cached, chunk by chunk; sequences that decode meanwhile ride along.
+
+    Returns the row, the number of chunks, and the tokens of the last one.
+    """
     riders = workload.batch - 1
     begin, end = float(workload.cached), float(workload.prompt)
     room = max(1, workload.chunk - riders) if workload.chunk else workload.prompt
@@ -195,7 +202,7 @@ def _prefill(costs: Costs, workload: Workload) -> tuple[StageBudget, int]:
     row = StageBudget(
         Stage.PREFILL, ms, 0.0, bound, detail, _sum(done.flops, index, weight), _sum(done.bytes, index, weight), arithmetic, bandwidth
     )
-    return row, chunks
+    return row, chunks, int(end - begin) - (chunks - 1) * room
 
 
 def _prefill_detail(costs: Costs, workload: Workload, arithmetic: float, bandwidth: float) -> str:
@@ -310,7 +317,7 @@ def _assumptions(costs: Costs, workload: Workload) -> tuple[str, ...]:
     if workload.batch > 1:
         said.append(f"{workload.batch - 1:,} others hold {workload.context:,} tokens each throughout; admission waits for "
                     "half a step, not in a queue")  # fmt: skip
-    said.append("front-end stages are typical of a Python front end; stage 10 overlaps stage 11 and is counted once")
+    said.append("front-end stages are typical of a Python front end; stage 10 goes on beside stage 11 and lengthens only TTFT")
     if costs.tp > 1:
         said.append(f"{costs.tp} devices: work divided evenly, two ring all-reduces a layer")
     if model.experts:

@@ -148,12 +148,13 @@ class _Telling:
         for number in range(count):
             last = number == count - 1
             tokens = min(room, new - number * room)
-            begin = 0 if number else embed
             span = layers - each * number if last else each
-            end = begin + span
+            # Of several passes, only the last one's embedding is stage 6; it lies inside stage 7.
+            end = span if count > 1 else embed + span
+            begin = min(embed, end) if last else 0
             after = (end + head, end + head + sample) if last else (-1, end)
             self._step(
-                number + 1, tokens, embed=0 if last and not number else -1, layers=begin, head=end, logits=after[0],
+                number + 1, tokens, embed=0 if last else -1, layers=begin, head=end, logits=after[0],
                 token=after[1], joined=not number, produced=int(last),
             )  # fmt: skip
             self.t += after[1]

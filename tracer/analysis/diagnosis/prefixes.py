@@ -57,6 +57,7 @@ def reusable(engine: EngineFacts) -> list[Reuse]:
     for request in requests:
         assert request.lookup is not None
         ids = request.prompt_ids
+        written = request.over if request.first_token is not None else None
         # The last token is always computed: its logits are wanted.
         most = min(len(ids) // width, max(0, request.prompt_tokens - 1) // size, HASHED_BLOCKS)
         chain, blocks = 0, 0
@@ -70,8 +71,9 @@ def reusable(engine: EngineFacts) -> list[Reuse]:
                 blocks, earlier, written_at = block + 1, entry[1], max(written_at, entry[0])
             else:
                 matching = False
-            if request.first_token is not None and (entry is None or entry[0] > request.first_token):
-                known[chain] = (request.first_token, request)
+            # Engines write blocks to the cache when they are computed or when they are given back: take the later.
+            if written is not None and (entry is None or entry[0] > written):
+                known[chain] = (written, request)
         if earlier is not None and blocks:
             evicted = bool(((engine.evictions >= written_at) & (engine.evictions <= request.lookup)).any())
             out.append(Reuse(request, earlier, blocks, min(blocks, request.cached_tokens // size), evicted))

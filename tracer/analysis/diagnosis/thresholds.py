@@ -48,7 +48,10 @@ TEMPLATE_SHARE: Final = _row("TEMPLATE_SHARE", 0.8, "of prompts since the first"
 QUEUE_MS: Final = _row("QUEUE_MS", 250, "ms", "queue time below it is not told from a prefill step by a user")
 QUEUE_STEPS: Final = _row("QUEUE_STEPS", 3, "steps", "a request that comes during a step waits for its end, then for a "
                           "prefill before it")  # fmt: skip
-QUEUE_SHARE: Final = _row("QUEUE_SHARE", 0.2, "of requests", "Erlang C: at 60 % of eight slots 6 % wait at all")
+QUEUED: Final = int(_row("QUEUED", 10, "requests", "a burst of a few that wait for each other is no fault"))
+QUEUE_S: Final = _row("QUEUE_S", 8, "s", "chance queues at half load drain within seconds")
+QUEUE_REST_S: Final = _row("QUEUE_REST_S", 3, "s", "without anybody waiting: what comes later is another stretch")
+QUEUE_SHARE: Final = _row("QUEUE_SHARE", 0.5, "of the requests that come", "Erlang C: at 60 % of eight slots 6 % wait at all")
 QUEUE_OF_TTFT: Final = _row("QUEUE_OF_TTFT", 0.4, "of the engine's TTFT", "else prefill is the story")
 OFFERED: Final = _row("OFFERED", 1.1, "offered / served", "Poisson arrivals of 50 requests scatter by 14 %; cases: 10 / 5.4")
 KV_RECLAIMABLE: Final = _row("KV_RECLAIMABLE", 0.05, "of the pool", "cases: KV at 97.5-99.2 % is memory, at 9.5-17.6 % not")

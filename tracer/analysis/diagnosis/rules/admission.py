@@ -150,36 +150,56 @@ class Kept:
         return sum(wait.length for wait in self.waits)
 
 
-def kept_waiting(engine: EngineFacts, evidence: Evidence) -> Kept | None:
-    """The requests that were kept waiting, when they are enough to speak of; see `QUEUE_…` in the thresholds."""
+def kept_waiting(engine: EngineFacts, evidence: Evidence) -> list[Kept]:
+    """The stretches in which requests were kept waiting, where they were enough to speak of, by their begin.
+
+    A few that come at once and wait for each other are no fault: see `QUEUE_…` in the thresholds.
+    """
     waits = [wait for wait in waits_of(engine, evidence.now)
              if not (wait.request.lookup is None and too_large(engine, wait.request) is not None)]  # fmt: skip
     table = engine.steps
     step = float(np.percentile(table.duration, 90)) if len(table) else 0.0
     floor = max(limit.QUEUE_MS * NS_PER_MS, limit.QUEUE_STEPS * step)
-    kept = [wait for wait in waits if wait.length > floor]
-    if len(kept) < limit.SAMPLES:
-        return None
-    begin, end = kept[0].begin, max(wait.end for wait in kept)
-    near = [wait for wait in waits if begin <= wait.begin <= end]
-    total = sum(wait.length + (wait.request.prefill or 0) for wait in kept)
-    lost = sum(wait.length for wait in kept)
-    if len(kept) < limit.QUEUE_SHARE * len(near) or lost < limit.QUEUE_OF_TTFT * total:
-        return None
-    return Kept(tuple(kept), begin, end)
+    begins = np.array([wait.begin for wait in waits], np.int64)
+    episodes: list[list[Wait]] = []
+    reached = 0
+    for wait in waits:
+        if wait.length <= floor:
+            continue
+        if episodes and wait.begin <= reached + limit.QUEUE_REST_S * NS_PER_S:
+            episodes[-1].append(wait)
+        else:
+            episodes.append([wait])
+            reached = 0
+        reached = max(reached, wait.end)
+    found_ones = []
+    for kept in episodes:
+        begin, end, last = kept[0].begin, max(wait.end for wait in kept), kept[-1].begin
+        near = int(np.searchsorted(begins, last, "right") - np.searchsorted(begins, begin, "left"))
+        lost = sum(wait.length for wait in kept)
+        total = sum(wait.length + (wait.request.prefill or 0) for wait in kept)
+        if len(kept) < limit.QUEUED or end - begin < limit.QUEUE_S * NS_PER_S:
+            continue
+        if len(kept) >= limit.QUEUE_SHARE * near and lost >= limit.QUEUE_OF_TTFT * total:
+            found_ones.append(Kept(tuple(kept), begin, end))
+    return found_ones
 
 
 def waiting(case: Case) -> Sequence[Said]:
     """Requests wait because a resource is used up, and whether more were offered than can be served."""
     said: list[Said] = []
     for engine in case.evidence.engines:
-        kept = kept_waiting(engine, case.evidence)
-        if kept is not None:
-            said.extend(_explain(case.evidence, engine, kept))
+        episodes = kept_waiting(engine, case.evidence)
+        if episodes:
+            said.extend(_explain(case.evidence, engine, episodes))
     return said
 
 
-def _explain(evidence: Evidence, engine: EngineFacts, kept: Kept) -> Sequence[Said]:
+def _explain(evidence: Evidence, engine: EngineFacts, episodes: Sequence[Kept]) -> Sequence[Said]:
+    """One finding for all stretches, explained by the one in which most time was lost."""
+    worst = max(episodes, key=lambda kept: kept.lost)
+    every = tuple(wait for kept in episodes for wait in kept.waits)
+    kept = Kept(every, episodes[0].begin, max(kept.end for kept in episodes))
     hop = [(wait.request.queued or wait.begin) - wait.begin for wait in kept.waits]
     requests = [wait.request for wait in kept.waits]
     lengths = np.array([wait.length for wait in kept.waits])
@@ -195,8 +215,8 @@ def _explain(evidence: Evidence, engine: EngineFacts, kept: Kept) -> Sequence[Sa
             lost_ns=sum(hop), start=kept.begin, end=kept.end, confidence=0.8, affected=requests, engine=engine,
             exhibits=[queue],
         )]  # fmt: skip
-    used = limits_reached(engine, kept)
-    offered, served, sustained = rates(engine, kept)
+    used = limits_reached(engine, worst)
+    offered, served, sustained = rates(engine, worst)
     wait = f"{len(requests)} requests wait for admission ({middle})"
     gauges = _gauges(engine, kept)
     common = {
@@ -345,9 +365,10 @@ def unequal_engines(case: Case) -> Sequence[Said]:
         return []
     said: list[Said] = []
     for engine in engines:
-        kept = kept_waiting(engine, evidence)
-        if kept is None:
+        episodes = kept_waiting(engine, evidence)
+        if not episodes:
             continue
+        kept = max(episodes, key=lambda one: one.lost)
         roomy = [other for other in engines if other is not engine and _has_room(other, kept)]
         if not roomy:
             continue

@@ -1,0 +1,114 @@
+"""Runs inside the environment with vLLM: one `LLM` in this process, traced, and what came of it as JSON on stdout.
+
+    python offline.py MODEL MODE
+
+MODE: ``attach`` (hooks after the engine was made, then out again), ``compiled`` (TRACER=1, torch.compile on),
+``changed`` (TRACER=1 with a vLLM whose places are not as we know them), ``v2`` (TRACER=1, model runner V2).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+MODEL, MODE = sys.argv[1:3]
+if MODE != "attach":
+    os.environ["TRACER"] = "1"
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+if MODE == "compiled":
+    os.environ["VLLM_CPU_CI_ENV"] = "1"  # dynamo traces the model as ever; no minute of code generation after it
+if MODE == "v2":
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+
+
+def change_vllm() -> None:
+    """What a later version might do: a parameter has another name, a method is gone, another one raises at our hands."""
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    original = KVCacheManager.get_computed_blocks
+    KVCacheManager.get_computed_blocks = lambda self, wanted: original(self, wanted)  # type: ignore[method-assign]
+    sample = GPUModelRunner._sample
+    GPUModelRunner._draw = sample  # type: ignore[attr-defined]
+    tokens = GPUModelRunner.sample_tokens
+
+    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
+        self._sample = self._draw
+        return tokens(self, *args, **kwargs)
+
+    GPUModelRunner.sample_tokens = sample_tokens  # type: ignore[method-assign]
+    del GPUModelRunner._sample
+    released = Scheduler._free_blocks
+    Scheduler._free_blocks = lambda self, which: released(self, which)  # type: ignore[method-assign]
+
+
+def main() -> None:
+    from vllm import LLM, SamplingParams
+
+    if MODE == "changed":
+        change_vllm()
+    llm = LLM(
+        model=MODEL, dtype="bfloat16", max_model_len=512, num_gpu_blocks_override=12, max_num_seqs=4,
+        enforce_eager=MODE != "compiled", disable_log_stats=False,
+    )  # fmt: skip
+    asked = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    bare = [out.outputs[0].text for out in llm.generate(["1, 2, 3, 4,"], asked, use_tqdm=False)] if MODE == "attach" else []
+
+    import engine_hooks
+    from engine_hooks.emitter import emitter
+
+    handle = engine_hooks.attach(llm)
+    told: list[Any] = []
+    publisher = emitter().publisher
+    assert publisher is not None
+    publisher.add_consumer(lambda _first, events: told.extend(events))
+    chat = [llm.chat(messages, asked, use_tqdm=False)[0] for _ in range(2)][1]
+    texts = llm.generate(["1, 2, 3, 4,", "The sea is"], asked, use_tqdm=False)
+    coverage = handle.coverage
+    handle.detach()
+    after = [out.outputs[0].text for out in llm.generate(["1, 2, 3, 4,"], asked, use_tqdm=False)]
+
+    from tracer.events import Heartbeat
+    from tracer.state.trace_state import TraceState
+
+    state = TraceState()
+    state.add_source(publisher.header)
+    for event in told:
+        state.apply("llm", event)
+    scheduler = llm.llm_engine.engine_core.engine_core.scheduler  # type: ignore[union-attr]
+    wrapped = [
+        name for owner in (type(scheduler), type(scheduler.kv_cache_manager)) for name, value in vars(owner).items()
+        if hasattr(value, "__wrapped__") and "engine_hooks" in getattr(value, "__code__", main.__code__).co_filename
+    ]  # fmt: skip
+    print()
+    json.dump(
+        {
+            "role": publisher.header.role,
+            "coverage": coverage,
+            "unknown": state.unknown,
+            "left_behind": wrapped + [name for name in vars(scheduler) if "tracer" in name],
+            "same_text": (bare == after == [texts[0].outputs[0].text]) if MODE == "attach" else None,
+            "texts": [chat.outputs[0].text, *(out.outputs[0].text for out in texts)],
+            "faults": [str(event) for event in told if type(event).__name__ == "HookFault"],
+            "engine": [str(event) for event in told if type(event).__name__ == "Engine"],
+            "events": sum(not isinstance(event, Heartbeat) for event in told),
+            "requests": [
+                {
+                    "id": seen.id, "phase": seen.phase, "route": seen.route, "output_tokens": seen.output_tokens,
+                    "unattributed": (seen.unattributed_ms or 0) / seen.e2e_ms if seen.e2e_ms else None,
+                    "ttft_ms": seen.ttft_ms,
+                    "stages": {stage.stage.id: [stage.status, stage.ms, stage.reason] for stage in seen.stages},
+                }
+                for seen in state.snapshot().requests
+            ],
+        },
+        sys.stdout,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
