@@ -1,12 +1,12 @@
 """The vLLM adapter: an installed vLLM loads it as a plugin in each of its processes (``vllm.general_plugins``).
 
-It does nothing unless ``TRACER=1`` is set. Which part a process plays (API server, engine core, worker, or all
-of them in one) is not known when the plugin is loaded: a forked process does not load it again, a spawned one does so too late
-for some of its hooks. So the hooks of every role go into every process as soon as their modules are there, and the first
-of them that is called tells the role.
+It does nothing unless ``TRACER=1`` is set. Which part a process plays (API server, engine core, worker, or all of them
+in one) is not known when the plugin is loaded: a forked process does not load it again, a spawned one does so too late
+for some of its hooks. So the hooks of every role go into every process as soon as their modules are there, and the
+first of them that is called tells the role.
 
 The hook tables are in `vllm_front` and `vllm_offline` (stages 1 to 3, 10), `vllm_core` (4, 5, 11, 12) and
-`vllm_worker` (6 to 9).
+`vllm_worker` (6 to 9). Where the core's are gone, `vllm_public` makes do with what vLLM itself tells.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from typing import Any, Final
 
 from engine_hooks.emitter import Emitter, emitter
 from engine_hooks.patching import Patches
-from engine_hooks.vllm_core import CoreHooks
+from engine_hooks.vllm_core import BOOT, CoreHooks
 from engine_hooks.vllm_front import FrontHooks
 from engine_hooks.vllm_offline import OfflineHooks
+from engine_hooks.vllm_public import PublicSteps
 from engine_hooks.vllm_worker import WorkerHooks
 from tracer.stages import Stage
 
@@ -53,6 +54,9 @@ class VllmHooks:
         self.offline.install()
         if _SERVER in sys.modules:
             self.install_server()
+        public = PublicSteps(self.voice, self.core.lost())
+        if public.needed:
+            self.front.public = public
         self._tell_misses()
 
     def install_server(self) -> None:
@@ -85,7 +89,7 @@ class VllmHooks:
     def _tell_misses(self) -> None:
         """When the very place that tells a role is not there, its process is told by its name."""
         name = multiprocessing.current_process().name
-        if name.startswith("EngineCore") and self.patches.lost(self.core.table()):
+        if name.startswith("EngineCore") and BOOT in self.patches.misses:
             self._play("core")
             self.core.tell_coverage()
         elif name.startswith("VllmWorker") and self.patches.lost(self.worker.boot()):

@@ -1,11 +1,12 @@
 """Hooks for vLLM's engine core: stages 4, 5, 11 and 12, in whatever process the scheduler lives.
 
-`ROWS` of `CoreHooks.table` is the declared hook table; each row names the stages that fall away with it. The
-scheduler's own thread calls all of them.
+`CoreHooks.table` is the declared hook table; each row names the stages that fall away with it. The scheduler's own
+thread calls all of them.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any, Final
 
@@ -25,6 +26,17 @@ _ALLOCATE: Final = _MANAGER + "allocate_slots"
 
 BOOT: Final = _SCHEDULER + "__init__"
 """Tells that this process is an engine core, and of which scheduler."""
+
+_OUTPUT: Final = "vllm.v1.core.sched.output:"
+FIELDS: Final = (
+    Hook(_OUTPUT + "SchedulerOutput", (Stage.ADMISSION, Stage.KV_ALLOC, Stage.DECODE),
+         ("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "total_num_scheduled_tokens")),
+    Hook(_OUTPUT + "NewRequestData", (Stage.KV_ALLOC,), ("req_id", "block_ids", "num_computed_tokens")),
+    Hook(_OUTPUT + "CachedRequestData", (Stage.KV_ALLOC,),
+         ("req_ids", "resumed_req_ids", "new_block_ids", "num_computed_tokens")),
+    Hook("vllm.v1.engine:EngineCoreOutput", (Stage.DECODE,), ("request_id", "new_token_ids")),
+)  # fmt: skip
+"""What travels between scheduler, workers and front end: classes and the fields of them that our code reads."""
 
 
 class CoreHooks:
@@ -60,12 +72,21 @@ class CoreHooks:
 
     def install(self) -> None:
         """Put every hook in whose place is as we know it."""
+        for row in FIELDS:
+            if reason := lacking_fields(row):
+                self.patches.misses[row.path] = reason
+        changed = self.patches.lost(FIELDS)
         for hook in self.table():
-            self.patches.put(hook)
+            if not changed.keys() & set(hook.stages):
+                self.patches.put(hook)
+
+    def lost(self) -> dict[int, tuple[str, str]]:
+        """Stage → (path, reason) for the core's stages that cannot be measured with this version."""
+        return self.patches.lost([*self.table(), *FIELDS])
 
     def tell_coverage(self) -> None:
         """Say for each of the core's stages how it is measured, with the reason where it is not."""
-        lost = self.patches.lost(self.table())
+        lost = self.lost()
         named = {
             Stage.ADMISSION: "AsyncLLM.add_request → Scheduler.add_request → .schedule",
             Stage.KV_ALLOC: "KVCacheManager.get_computed_blocks, .allocate_slots",
@@ -94,7 +115,8 @@ class CoreHooks:
             setattr(owner, _MARK, recorder)
         self.recorders.append(recorder)
         for name in ("schedule", "update_from_output"):
-            if not hasattr(getattr(type(scheduler), name), "__wrapped__") and _SCHEDULER + name not in self.patches.misses:
+            wrapped = hasattr(getattr(type(scheduler), name), "__wrapped__")
+            if not wrapped and _SCHEDULER + name not in self.patches.misses:
                 self._replaced = f"the scheduler {type(scheduler).__name__} has its own {name}()"
         self.tell_coverage()
         self._on_engine(scheduler.vllm_config)
@@ -227,3 +249,15 @@ class CoreHooks:
         recorder: StepRecorder | None = vars(pool).get(_MARK)
         if recorder is not None and emptied:
             recorder.emptied()
+
+
+def lacking_fields(row: Hook) -> str:
+    """Why the class of `row` is not as we know it; empty when it is. `needs` are names of its fields."""
+    module, _, name = row.path.partition(":")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        return f"not found in this version: {error}"
+    fields = {*getattr(cls, "__dataclass_fields__", ()), *getattr(cls, "__struct_fields__", ())}
+    lacking = [need for need in row.needs if need not in fields]
+    return f"its fields changed: {', '.join(lacking)} missing" if lacking else ""

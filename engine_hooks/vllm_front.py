@@ -15,6 +15,7 @@ from engine_hooks.http import CLIENT_ID_LIMIT, REQUEST_ID, App, Front, Fronts, S
 from engine_hooks.patching import Hook, Patches
 from engine_hooks.transformers_facts import IDS_KEPT
 from engine_hooks.transformers_serve import TEXT_HEAD, TEXT_TAIL
+from engine_hooks.vllm_public import PublicSteps
 from tracer import events
 from tracer.clock import now
 from tracer.events import pack_u32
@@ -149,6 +150,8 @@ class FrontHooks:
         self.voice = voice
         self.patches = patches
         self.fronts = VllmFronts(voice)
+        self.public: PublicSteps | None = None
+        """Set where the engine core cannot be hooked."""
         self._on_server = on_server
 
     def server_table(self) -> list[Hook]:
@@ -179,6 +182,7 @@ class FrontHooks:
             Hook(outputs + "OutputProcessor.process_outputs", (), ("engine_core_outputs",),
                  before=_start, after=self._processed),
             Hook(outputs + "RequestState.make_request_output", (), (), after=self._made),
+            Hook(outputs + "OutputProcessor.update_scheduler_stats", (), ("scheduler_stats",), before=self._gauges),
             Hook(outputs + "OutputProcessor.abort_requests", (), (), after=self._aborted),
             Hook(outputs + "OutputProcessor.propagate_error", (), ("e",), before=self._died),
         ]  # fmt: skip
@@ -207,6 +211,8 @@ class FrontHooks:
                 self.voice.cover(stage, "unavailable", *lost[stage])
             else:
                 self.voice.cover(stage, "measured", path)
+        if self.public is not None:
+            self.public.tell_coverage()
 
     # --- the server ---
 
@@ -281,8 +287,10 @@ class FrontHooks:
             events.Prompt(at, front.key, prompt, chars or -1, pack_u32(ids[:IDS_KEPT]), len(ids))
         )
 
-    def _handed(self, _client: Any, *_args: Any, **_kwargs: Any) -> tuple[int, Any]:
+    def _handed(self, client: Any, *_args: Any, **_kwargs: Any) -> tuple[int, Any]:
         at = now()
+        if self.public is not None:
+            self.public.blocks = (client.vllm_config.cache_config.num_gpu_blocks or 0) - 1
         if current.get() is not None:
             return at, None
         front = self.fronts.open_offline("AsyncLLM.generate", at, 1)
@@ -331,11 +339,15 @@ class FrontHooks:
 
     # --- stage 10 ---
 
-    def _processed(self, begin: int | None, result: Any, _processor: Any, engine_core_outputs: Any, *_args: Any,
-                   **_kwargs: Any) -> None:  # fmt: skip
+    def _processed(self, begin: int | None, result: Any, _processor: Any, engine_core_outputs: Any, *args: Any,
+                   **kwargs: Any) -> None:  # fmt: skip
         answers = self.fronts.answers
         if begin is None or not answers or not engine_core_outputs:
             return
+        if self.public is not None:
+            keys = {rid: answer.front.key for rid, answer in answers.items() if answer.first}
+            timestamp = kwargs.get("engine_core_timestamp", args[0] if args else None)
+            self.public.outputs(keys, engine_core_outputs, timestamp)
         at = now()
         share = (at - begin) // len(engine_core_outputs)
         for output in engine_core_outputs:
@@ -376,6 +388,10 @@ class FrontHooks:
     def _ended(self, answer: Answer | None, at: int) -> None:
         if answer is not None and answer.offline and answer.first:
             self.fronts.close_offline(answer.front, at)
+
+    def _gauges(self, _processor: Any, scheduler_stats: Any) -> None:
+        if self.public is not None:
+            self.public.gauges(scheduler_stats)
 
     def _aborted(self, _token: Any, rids: list[str], *_args: Any, **_kwargs: Any) -> None:
         for rid in rids:

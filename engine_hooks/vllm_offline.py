@@ -74,6 +74,8 @@ class OfflineHooks:
                 voice.cover(stage, "unavailable", *lost[stage])
             else:
                 voice.cover(stage, "measured", path)
+        if self.front.public is not None:
+            self.front.public.tell_coverage()
 
     def _made(self, _token: Any, _result: Any, engine: Any, *_args: Any, **_kwargs: Any) -> None:
         self._on_llm(engine)

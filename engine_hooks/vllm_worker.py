@@ -53,7 +53,7 @@ class WorkerHooks:
         self._missing: dict[str, str] = {}
         self._graph = 0
         self._facts: tuple[Any, ...] | None = None
-        self._weights = (0, 0)
+        self._weights = (-1, -1)
         self._pool: EventPool | None = None
         self._device_end = 0
 
@@ -149,7 +149,7 @@ class WorkerHooks:
         self.patches.put(Hook(_LOADED, (), ("model",), before=self._loaded))
 
     def _loaded(self, model: Any, *_args: Any, **_kwargs: Any) -> None:
-        # Weights are counted before some backends pack them away; a draft model comes second and is smaller.
+        # Counted before the CPU packs its weights away; a draft model comes second and is smaller.
         self._weights = max(self._weights, weights_of(model))
 
     def _initialised(self, _token: Any, _result: Any, wrapper: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -167,7 +167,7 @@ class WorkerHooks:
         groups = getattr(self._runner, "attn_groups", None) or [[]]
         attention = groups[0][0].backend.get_name() if groups[0] else ""
         self._facts = (
-            *max(self._weights, weights_of(model)),
+            *(self._weights if self._weights[0] > 0 or on_cpu else weights_of(model)),
             torch.get_num_threads() if on_cpu else -1,
             "cpu" if on_cpu else torch.cuda.get_device_name(),
             str(attention),

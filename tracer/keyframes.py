@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, Final
@@ -23,6 +23,7 @@ from tracer.intake import Delivery
 from tracer.state.histogram import WindowedTimer
 from tracer.state.kv import CACHED, FIRST_SLOT, FREE, BlockMap
 from tracer.state.rates import RateLog
+from tracer.state.request_table import _shorten as shorten
 from tracer.state.requests import Pass, Preemption, Request
 from tracer.state.source import Source
 from tracer.state.step_history import StepHistory
@@ -37,11 +38,12 @@ from tracer.state_records import (
     RateRecord,
     SourceRecord,
     TimerRecord,
-    facts_fields,
-    facts_record,
-    instants,
+    Told,
+    columns_of,
+    early_record,
+    instants_of,
+    late_record,
     state_version,
-    steps_fields,
     steps_record,
 )
 
@@ -51,9 +53,16 @@ CHAIN: Final = 60
 AMENDED: Final = ("embed", "layers", "head", "logits", "sampled", "timing")
 """What device times that come later change in a step."""
 
+_KEPT_OF_STEPS: Final = (
+    "scheduled", "launched", "embed", "layers", "head", "logits", "sampled", "token", "end", "batch", "tokens", "timing",
+    "graph",
+)  # fmt: skip
+
 _encode: Final = msgspec.msgpack.Encoder().encode
 Ints = npt.NDArray[np.int64]
 Row = tuple[Any, ...]
+Rows = list[tuple[Request, Row]]
+"""Requests, and what is to be told of each."""
 
 
 class _Steps:
@@ -120,7 +129,7 @@ class Keyframer:
         self._since_base = -1
         self._steps: dict[str, _Steps] = {}
         self._over: list[int] = []
-        self._told: dict[int, tuple[Row, Row]] = {}
+        self._told: dict[int, tuple[Row, Row, Row]] = {}
         self._runs: dict[int, int] = {}
         """Index of the first step that a request's settled tokens refer to."""
         self._timers: dict[str, Ints] = {}
@@ -175,13 +184,13 @@ class Keyframer:
         for name, source in state.sources.items():
             self._steps[name].catch_up(source.batch.history)
         live, over = list(table.live.values()), list(table.over.values())
-        facts, steps = self._changes([*live, *over])
+        early, late, steps = self._changes([*live, *over])
         if base:
             self._forget_columns()
         serials = list(table.over)
         came, gone = _moves(self._over, serials)
         self._over = serials
-        changed = {request.serial for request, _ in facts}.intersection(serials)
+        changed = {request.serial for request, _ in late}.intersection(serials)
         keyframe = Keyframe(
             version=state_version(),
             number=number,
@@ -197,10 +206,9 @@ class Keyframer:
             live=pack_u32(request.serial for request in live),
             gone=pack_u32(gone),
             came=pack_u32(came),
-            facts_of=pack_u32(request.serial for request, _ in facts),
-            facts=msgspec.Raw(_encode(_facts_columns(facts))),
-            steps_of=pack_u32(request.serial for request, _ in steps),
-            steps=msgspec.Raw(_encode(self._steps_columns(steps))),
+            early=_told(early, early_record(), _early_rows(early)),
+            late=_told(late, late_record(), _late_rows(late)),
+            steps=_told(steps, steps_record(), self._step_rows(steps)),
             weights=_packed([
                 value for serial, (_, texts, tokens) in table._weighty.items() if serial in changed
                 for value in (serial, texts, tokens)
@@ -222,30 +230,30 @@ class Keyframer:
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def _changes(self, requests: list[Request]) -> tuple[list[tuple[Request, Row]], list[tuple[Request, Row]]]:
-        """Which requests' facts, and which requests' steps, are not what the keyframes before have told."""
-        facts_of, steps_of = attrgetter("first_seen", *facts_fields()), attrgetter(*steps_fields())
+    def _changes(self, requests: list[Request]) -> tuple[Rows, Rows, Rows]:
+        """Of which requests early, late, or steps' fields are not what the keyframes before have told."""
+        groups = [attrgetter(*columns_of(group)) for group in ("early", "late", "steps")]
         told, self._told = self._told, {}
-        facts: list[tuple[Request, Row]] = []
-        steps: list[tuple[Request, Row]] = []
+        changes: tuple[Rows, Rows, Rows] = [], [], []
         for request in requests:
-            serial, settled = request.serial, request.settled
-            now = _frozen(facts_of(request))
-            then = (*_frozen(steps_of(request)), settled.count, settled.last, len(settled.times), *settled.parts,
-                    settled.step, settled.token, settled.end, id(request.batch))  # fmt: skip
-            before = told.get(serial)
-            if before is None or before[0] != now:
-                facts.append((request, now))
-            if before is None or before[1] != then:
-                steps.append((request, then))
-            self._told[serial] = now, then
+            settled = request.settled
+            early, late, steps = [_frozen(group(request)) for group in groups]
+            steps += (settled.count, settled.last, len(settled.times), *settled.parts, settled.step, settled.token,
+                      settled.end, id(request.batch))  # fmt: skip
+            now = (early, late, steps)
+            before = told.get(request.serial, (None, None, None))
+            for rows, then, values in zip(changes, before, now, strict=True):
+                if then != values:
+                    rows.append((request, values))
+            self._told[request.serial] = now
         self._runs = {serial: first for serial, first in self._runs.items() if serial in self._told}
-        return facts, steps
+        return changes
 
-    def _steps_columns(self, rows: list[tuple[Request, Row]]) -> msgspec.Struct:
+    def _step_rows(self, rows: Rows) -> Iterator[list[Any]]:
+        """See `steps_record`."""
         names = {id(source.batch): name for name, source in self.state.sources.items()}
-        columns: dict[str, list[Any]] = {name: [] for name in steps_record().__struct_fields__}
-        of_fields = attrgetter(*steps_fields())
+        of_fields = attrgetter(*columns_of("steps"))
+        passes = [columns_of("steps").index(name) for name in ("passes", "redo")]
         last = 0
         for request, _ in rows:
             settled = request.settled
@@ -254,17 +262,16 @@ class Keyframer:
             if runs:
                 self._runs[request.serial] = min(runs[::2])
             literal = runs is None
-            row = (
+            fields = list(of_fields(request))
+            for place in passes:
+                fields[place] = [_slim(part) for part in fields[place]]
+            _make_relative(fields, instants_of("steps"), settled.last)
+            yield [
                 source, settled.count, settled.last - last, settled.parts, settled.step, settled.token - settled.last,
                 settled.end - settled.token, runs, _differences(settled.times) if literal else b"",
-                settled.batches.tobytes() if literal else b"", *of_fields(request),
-            )  # fmt: skip
+                settled.batches.tobytes() if literal else b"", *fields,
+            ]  # fmt: skip
             last = settled.last
-            for column, value in zip(columns.values(), row, strict=True):
-                column.append(value)
-        for name in ("passes", "redo"):
-            columns[name] = [[_slim(part) for part in parts] for parts in columns[name]]
-        return steps_record()(*columns.values())
 
     def _forget_columns(self) -> None:
         """Drop the columns of steps that no request refers to any more."""
@@ -377,22 +384,42 @@ class Keyframer:
         return TimerRecord(list(timer._heads), np.diff(places, prepend=0).tolist(), flat[places].tolist())
 
 
-def _facts_columns(rows: list[tuple[Request, Row]]) -> msgspec.Struct:
-    """Columns of requests' facts: see `facts_record`."""
-    names = facts_fields()
-    places = [place for place, name in enumerate(names, 1) if name in instants()]
-    told: list[list[Any]] = []
+def _told(rows: Rows, record: Any, told: Iterable[list[Any]]) -> Told:
+    """Rows as columns, with whose they are."""
+    columns = [list(column) for column in zip(*told, strict=True)] or [[] for _ in record.__struct_fields__]
+    return Told(pack_u32(request.serial for request, _ in rows), msgspec.Raw(_encode(record(*columns))))
+
+
+def _early_rows(rows: Rows) -> Iterator[list[Any]]:
+    """See `early_record`."""
+    names = columns_of("early")
+    seen, shown, known, shown_before = map(names.index, ("first_seen", "id", "names", "ids"))
     before = 0
     for _, values in rows:
         row = list(values)
-        first_seen = last = row[0]
-        row[0], before = first_seen - before, first_seen
-        for place in places:
-            instant = row[place]
-            if instant is not None:
-                row[place], last = instant - last, instant
-        told.append(row)
-    return facts_record()(*([list(column) for column in zip(*told, strict=True)] or [[] for _ in range(1 + len(names))]))
+        first_seen = row[seen]
+        row[seen], before = first_seen - before, first_seen
+        _make_relative(row, instants_of("early"), first_seen)
+        row[shown] = "" if row[shown_before][-1:] == [row[shown]] else row[shown]
+        short = shorten(row[known][0]) if row[known] else ""
+        row[shown_before] = ["" if name == short else name for name in row[shown_before]]
+        yield row
+
+
+def _late_rows(rows: Rows) -> Iterator[list[Any]]:
+    """See `late_record`."""
+    for request, values in rows:
+        row = list(values)
+        _make_relative(row, instants_of("late"), request.first_seen)
+        yield row
+
+
+def _make_relative(row: list[Any], places: Iterable[int], origin: int) -> None:
+    """Make the instants in a row differences, each from the one before it that is known."""
+    for place in places:
+        instant = row[place]
+        if instant is not None:
+            row[place], origin = instant - origin, instant
 
 
 def _frozen(values: Row) -> Row:
@@ -405,12 +432,12 @@ def _still(item: Any) -> Any:
 
 
 def _slim(part: Pass) -> Pass:
-    """A pass whose step, if it is told itself, is without its lists of members and blocks: nobody reads them there."""
+    """A pass whose step, if it is told itself, is without members, blocks and gauges: nobody reads them there."""
     if isinstance(part.step, int):
         return part
-    return part._replace(
-        step=msgspec.structs.replace(part.step, joined=b"", left=b"", odd=b"", blocks=b"", block_ids=b"")
-    )
+    step = part.step
+    instants = {name: getattr(step, name) for name in _KEPT_OF_STEPS}
+    return part._replace(step=Step(step.t, step.n, **instants))
 
 
 def _common(
@@ -439,9 +466,11 @@ def _moves(before: list[int], after: list[int]) -> tuple[list[int], list[int]]:
 
 def _blocks(blocks: BlockMap) -> BlocksRecord:
     held: list[int] = []
+    tables: list[int] = []
     holders: dict[int, int] = {}
     for serial, ids in blocks._held.items():
-        held += (serial, len(ids), *ids)
+        held += (serial, len(ids))
+        tables += ids
         holders.update(dict.fromkeys(ids, 1))
     shared = [
         value for block in sorted(holders.keys() | blocks._holders.keys())
@@ -454,6 +483,7 @@ def _blocks(blocks: BlockMap) -> BlocksRecord:
     return BlocksRecord(
         size=size,
         held=pack_u32(held),
+        tables=np.diff(np.asarray(tables, "<u4"), prepend=np.uint32(0)).astype("<u4").tobytes(),
         shared=pack_u32(shared),
         slots=pack_u32(value for pair in blocks._slots.items() for value in pair),
         free_slots=pack_u32(blocks._free_slots),

@@ -26,6 +26,7 @@ from tracer.keyframes import AMENDED, shown_bytes
 from tracer.state.decode import DECODE_PARTS
 from tracer.state.kv import BLOCKS_SHOWN, SLOTS, BlockMap
 from tracer.state.rates import ENTRIES, RateLog
+from tracer.state.request_table import _shorten as shorten
 from tracer.state.requests import Request, Settled
 from tracer.state.source import Source
 from tracer.state.step_history import StepHistory
@@ -38,11 +39,12 @@ from tracer.state_records import (
     HistoryRecord,
     Keyframe,
     SourceRecord,
-    facts_fields,
-    facts_record,
-    instants,
+    Told,
+    columns_of,
+    early_record,
+    instants_of,
+    late_record,
     packed_version,
-    steps_fields,
     steps_record,
 )
 
@@ -140,17 +142,19 @@ class _Restoration:
         live = unpack_u32(last.live)
         kept = {*live, *over}
         _check(len(kept) == len(live) + len(over), "a request is told twice")
-        facts: dict[int, Row] = {}
+        early: dict[int, Row] = {}
+        late: dict[int, Row] = {}
         steps: dict[int, Row] = {}
         for keyframe in self._chain:
-            facts.update(_facts(keyframe, kept))
-            steps.update(_steps(keyframe, kept))
+            early.update(_early(keyframe.early, kept))
+            late.update(_rows(keyframe.late, late_record(), kept))
+            steps.update(_steps(keyframe.steps, kept))
         make = _Maker(self._state.sources, self._columns)
         for serial in live:
-            table.live[serial] = request = make(serial, facts[serial], steps[serial])
+            table.live[serial] = request = make(serial, early[serial], late[serial], steps[serial])
             _check(request.over is None, "a live request is over")
         for serial in over:
-            table.over[serial] = request = make(serial, facts[serial], steps[serial])
+            table.over[serial] = request = make(serial, early[serial], late[serial], steps[serial])
             _check(request.over is not None, "a finished request is not over")
             if serial in weights:
                 table._weighty[serial] = (request, *weights[serial])
@@ -269,15 +273,14 @@ class _Restoration:
 
     def _blocks(self, blocks: BlockMap, record: BlocksRecord) -> None:
         _check(0 <= record.size <= BLOCKS_SHOWN, "unlikely many blocks")
-        values = unpack_u32(record.held)
+        tables = np.cumsum(np.frombuffer(record.tables, "<u4"), dtype=np.uint32).tolist()
+        pairs = unpack_u32(record.held)
         at = 0
-        while at < len(values):
-            serial, count = values[at], values[at + 1]
-            ids = values[at + 2 : at + 2 + count].tolist()
-            _check(len(ids) == count, "a block table was cut")
-            blocks._held[serial] = ids
+        for serial, count in zip(pairs[::2], pairs[1::2], strict=True):
+            blocks._held[serial] = ids = tables[at : at + count]
             blocks._holders.update(dict.fromkeys(ids, 1))
-            at += 2 + count
+            at += count
+        _check(at == len(tables), "a block table was cut")
         shared = unpack_u32(record.shared)
         for block, count in zip(shared[::2], shared[1::2], strict=True):
             if count:
@@ -342,31 +345,30 @@ class _Restoration:
 Row = tuple[Any, ...]
 
 
-def _facts(keyframe: Keyframe, kept: set[int]) -> Iterator[tuple[int, Row]]:
-    """What a keyframe tells of the facts of the requests `kept`: instants are made absolute again."""
-    columns = [*msgspec.structs.astuple(_facts_decoder().decode(keyframe.facts))]
-    columns[0] = np.cumsum(np.asarray(columns[0], np.int64)).tolist()
-    places = [place for place, name in enumerate(facts_fields(), 1) if name in instants()]
-    serials = unpack_u32(keyframe.facts_of)
-    _check(len(serials) == len(columns[0]), "columns of different length")
-    for serial, values in zip(serials, zip(*columns, strict=True), strict=True):
-        if serial not in kept:
-            continue
-        row = list(values)
-        last = row[0]
-        for place in places:
-            if row[place] is not None:
-                row[place] = last = last + row[place]
-        yield serial, tuple(row)
-
-
-def _steps(keyframe: Keyframe, kept: set[int]) -> Iterator[tuple[int, Row]]:
-    """What a keyframe tells of the steps of the requests `kept`."""
-    columns = [*msgspec.structs.astuple(_steps_decoder().decode(keyframe.steps))]
-    columns[_LAST] = np.cumsum(np.asarray(columns[_LAST], np.int64)).tolist()
-    serials = unpack_u32(keyframe.steps_of)
-    _check(len(serials) == len(columns[0]), "columns of different length")
+def _rows(told: Told, record: type[msgspec.Struct], kept: set[int]) -> Iterator[tuple[int, Row]]:
+    """The rows of the requests `kept`."""
+    columns = msgspec.structs.astuple(_decoder_of(record).decode(told.columns))
+    serials = unpack_u32(told.requests)
     for serial, row in zip(serials, zip(*columns, strict=True), strict=True):
+        if serial in kept:
+            yield serial, row
+
+
+def _early(told: Told, kept: set[int]) -> Iterator[tuple[int, Row]]:
+    """As `_rows`, with `first_seen` made absolute, for which all rows are needed."""
+    columns = list(msgspec.structs.astuple(_decoder_of(early_record()).decode(told.columns)))
+    seen = columns_of("early").index("first_seen")
+    columns[seen] = np.cumsum(np.asarray(columns[seen], np.int64)).tolist()
+    for serial, row in zip(unpack_u32(told.requests), zip(*columns, strict=True), strict=True):
+        if serial in kept:
+            yield serial, row
+
+
+def _steps(told: Told, kept: set[int]) -> Iterator[tuple[int, Row]]:
+    """As `_rows`, with `last` made absolute."""
+    columns = list(msgspec.structs.astuple(_decoder_of(steps_record()).decode(told.columns)))
+    columns[_LAST] = np.cumsum(np.asarray(columns[_LAST], np.int64)).tolist()
+    for serial, row in zip(unpack_u32(told.requests), zip(*columns, strict=True), strict=True):
         if serial in kept:
             yield serial, row
 
@@ -378,13 +380,17 @@ _APART: Final = 10
 
 
 @functools.cache
-def _facts_decoder() -> Any:
-    return msgspec.msgpack.Decoder(facts_record())
+def _decoder_of(record: type[msgspec.Struct]) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(record)
 
 
-@functools.cache
-def _steps_decoder() -> Any:
-    return msgspec.msgpack.Decoder(steps_record())
+def _absolute(row: Row, places: tuple[int, ...], origin: int) -> list[Any]:
+    """A row with its instants no longer differences."""
+    values = list(row)
+    for place in places:
+        if values[place] is not None:
+            values[place] = origin = origin + values[place]
+    return values
 
 
 class _Columns:
@@ -423,34 +429,50 @@ class _Maker:
     def __init__(self, sources: dict[str, Source], columns: dict[str, _Columns]) -> None:
         self._sources = sources
         self._columns = columns
-        told = ("serial", "first_seen", *facts_fields(), "batch", "settled", *steps_fields())
-        names = [field.name for field in fields(Request)]
-        fixed = {field.name: field.default for field in fields(Request) if field.name in CACHES}
-        self._order = [told.index(name) if name in told else len(told) + place for place, name in enumerate(names)]
-        spare = [fixed.get(name) for name in names]
-        self._spare = tuple(spare)
+        early, late, steps = map(columns_of, ("early", "late", "steps"))
+        told = ("serial", "batch", "settled", *early, *late, *steps)
+        self._caches = [field.default for field in fields(Request) if field.name in CACHES]
+        told += tuple(field.name for field in fields(Request) if field.name in CACHES)
+        self._order = [told.index(field.name) for field in fields(Request)]
+        self._seen, self._id, self._names, self._ids = map(early.index, ("first_seen", "id", "names", "ids"))
 
-    def __call__(self, serial: int, facts: Row, steps: Row) -> Request:
-        name, count, last, parts, step, token, end, runs, times, sizes = steps[:_APART]
-        batch = self._sources[name].batch if name else None
+    def __call__(self, serial: int, early: Row, late: Row, steps: Row) -> Request:
+        source, count, last, parts, step, token, end, runs, times, sizes = steps[:_APART]
+        batch = self._sources[source].batch if source else None
         _check(len(parts) in (0, len(DECODE_PARTS)), "another division of a step")
-        if runs is None:
-            instants_of, batches = array("q"), unpack_u32(sizes)
-            instants_of.frombytes(_summed(times).astype("=i8").tobytes())
-        elif len(runs) == 2:
-            instants_of, batches, _ = self._columns[name].cut(*runs)
-        else:
-            instants_of, batches = array("q"), array("I")
-            for first, length in zip(runs[::2], runs[1::2], strict=True):
-                part, size, _ = self._columns[name].cut(first, length)
-                instants_of.extend(part)
-                batches.extend(size)
-        _check(len(instants_of) == len(batches) <= count, "token instants without tokens")
-        settled = Settled(count, last, instants_of, batches, parts, step, last + token, last + token + end)
-        values = (serial, *facts, batch, settled, *steps[_APART:], *self._spare)
+        instants, batches = self._tokens(source, runs, times, sizes)
+        _check(len(instants) == len(batches) <= count, "token instants without tokens")
+        settled = Settled(count, last, instants, batches, parts, step, last + token, last + token + end)
+        seen = early[self._seen]
+        facts = _absolute(early, instants_of("early"), seen)
+        names, ids = facts[self._names], facts[self._ids]
+        if "" in ids:
+            _check(bool(names), "a request without a name is named after it")
+            short = shorten(names[0])
+            facts[self._ids] = ids = [name or short for name in ids]
+        _check(bool(ids), "a request that is shown as nothing")
+        facts[self._id] = facts[self._id] or ids[-1]
+        values = (
+            serial, batch, settled, *facts, *_absolute(late, instants_of("late"), seen),
+            *_absolute(steps[_APART:], instants_of("steps"), last), *self._caches,
+        )  # fmt: skip
         request = Request(*[values[place] for place in self._order])
         _check_steps(request)
         return request
+
+    def _tokens(
+        self, source: str, runs: list[int] | None, times: bytes, sizes: bytes
+    ) -> tuple[array[int], array[int]]:
+        """Token instants and batch sizes."""
+        instants, batches = array("q"), array("I")
+        if runs is None:
+            instants.frombytes(_summed(times).astype("=i8").tobytes())
+            return instants, unpack_u32(sizes)
+        for first, length in zip(runs[::2], runs[1::2], strict=True):
+            part, size, _ = self._columns[source].cut(first, length)
+            instants.extend(part)
+            batches.extend(size)
+        return instants, batches
 
 
 def _check_steps(request: Request) -> None:

@@ -30,8 +30,13 @@ LAYOUT: Final = 1
 CACHES: Final = frozenset({"version", "cached_view", "cached_version", "front", "search", "search_version"})
 """Fields of a request that are no part of the state."""
 
-APART: Final = frozenset({"serial", "batch", "settled", "first_seen"})
-"""Fields that are told in a way of their own."""
+EARLY: Final = frozenset({
+    "first_seen", "id", "keys", "names", "ids", "received", "receive_end", "template_begin", "template_end",
+    "tokenise_begin", "tokenise_end", "admission_begin", "route", "client_id", "tenant", "model", "messages", "logprobs",
+    "streaming", "offline", "body_bytes", "engine", "queued", "lookup", "scheduled", "prompt_tokens", "cached_tokens",
+    "max_tokens", "prompt_text", "prompt_chars", "prompt_ids",
+})  # fmt: skip
+"""Fields that rarely change once a request runs."""
 
 STEPS: Final = frozenset({
     "spans", "open_since", "passes", "redo", "holes", "produced", "unseen", "last_index", "last_seen", "last_given",
@@ -40,14 +45,22 @@ STEPS: Final = frozenset({
 """Fields that say which steps a request took part in. They change once more when a finished request's steps leave the
 history, and then alone."""
 
+INSTANTS: Final = (
+    "received", "receive_end", "template_begin", "template_end", "tokenise_begin", "tokenise_end", "admission_begin",
+    "queued", "lookup", "scheduled", "first_token", "stream_end", "finished", "released", "closed", "over",
+)  # fmt: skip
+"""Order in which instants usually follow one another."""
+
 
 class BlocksRecord(msgspec.Struct, array_like=True):
-    """`BlockMap`. Packed u32: `held` runs (request, count, blocks…); `shared` pairs (block, holders) where that is
+    """`BlockMap`. Packed u32: `held` pairs (request, how many blocks) and `tables` the
+    blocks, one request's after the other's (differences, modulo 2³²); `shared` pairs (block, holders) where that is
     not one; `slots` pairs (request, slot); `cached` blocks in order; `other` pairs (block, byte) where the map shows
     something else than these say."""
 
     size: int
     held: bytes
+    tables: bytes
     shared: bytes
     slots: bytes
     free_slots: bytes
@@ -135,13 +148,20 @@ class TimerRecord(msgspec.Struct, array_like=True):
     counts: list[int]
 
 
+class Told(msgspec.Struct, array_like=True):
+    """Columns (`early_record`, `late_record`, `steps_record`) and the requests, packed u32, that their rows are of."""
+
+    requests: bytes
+    columns: msgspec.Raw
+
+
 class Keyframe(msgspec.Struct, array_like=True):
     """The state after the block `number` and all before it. `version` stays the first field for ever.
 
     `seqs`: number of the next event of each source. `live`: packed u32 live requests, in order; `gone` and `came`:
-    those that left the finished ones, and that joined them, in order. `facts` and `steps` (`facts_record`,
-    `steps_record`): what has changed of the requests `facts_of` and `steps_of` (packed u32). `weights`: packed i64
-    triples (request, characters, tokens) of finished ones. `peers`: requests of a name that several have.
+    those that left the finished ones, and that joined them, in order. `early`, `late` and `steps`: what has changed of
+    which requests. `weights`: packed i64 triples (request, characters, tokens) of finished ones. `peers`: requests of a
+    name that several have.
     """
 
     version: str
@@ -158,10 +178,9 @@ class Keyframe(msgspec.Struct, array_like=True):
     live: bytes
     gone: bytes
     came: bytes
-    facts_of: bytes
-    facts: msgspec.Raw
-    steps_of: bytes
-    steps: msgspec.Raw
+    early: Told
+    late: Told
+    steps: Told
     weights: bytes
     peers: dict[str, list[int]]
     serial: int
@@ -181,32 +200,41 @@ def _hints() -> dict[str, Any]:
 
 
 @functools.cache
-def facts_fields() -> tuple[str, ...]:
-    """Fields of a request that are told among its facts, one to one, in order."""
-    return tuple(f.name for f in fields(Request) if f.name not in CACHES | APART | STEPS)
+def columns_of(group: str) -> tuple[str, ...]:
+    """Fields of a request in the group ``early``, ``late`` or ``steps``, in order. A new field is a late one."""
+    apart = CACHES | {"serial", "batch", "settled"}
+    groups = {"early": EARLY, "steps": STEPS}
+    names = [f.name for f in fields(Request) if f.name not in apart]
+    if group in groups:
+        return tuple(name for name in names if name in groups[group])
+    return tuple(name for name in names if name not in EARLY | STEPS)
 
 
 @functools.cache
-def steps_fields() -> tuple[str, ...]:
-    """Fields of a request that are told with its steps, one to one, in order."""
-    return tuple(f.name for f in fields(Request) if f.name in STEPS)
+def instants_of(group: str) -> tuple[int, ...]:
+    """Places among `columns_of` of the fields that are instants (ns, or None), in the order of `INSTANTS`."""
+    names = [name for name in columns_of(group) if _hints()[name] == (int | None)]
+    names.sort(key=lambda name: INSTANTS.index(name) if name in INSTANTS else len(INSTANTS))
+    return tuple(columns_of(group).index(name) for name in names)
 
 
 @functools.cache
-def instants() -> frozenset[str]:
-    """Fields that are instants (ns, or None)."""
-    return frozenset(name for name, hint in _hints().items() if hint == (int | None))
+def early_record() -> type[msgspec.Struct]:
+    """Columns of the early fields, made from the class itself, so that a new field is in keyframes at once.
 
-
-@functools.cache
-def facts_record() -> type[msgspec.Struct]:
-    """Columns of facts, made from the class itself, so that a new field is in keyframes at once.
-
-    `first_seen`: differences from row to row. Instants: differences from the instant before them in the row.
+    `first_seen` is a difference from row to row; an instant one from the instant before it in the row, the first one
+    from `first_seen`. An entry of `ids` is empty where it is what the first name is shortened to; `id` is empty where
+    it is the last of `ids`.
     """
-    columns = [("first_seen", list[int])]
-    columns += [(name, list[_hints()[name]]) for name in facts_fields()]  # type: ignore[misc]
-    return msgspec.defstruct("Facts", columns, array_like=True)
+    columns = [(name, list[_hints()[name]]) for name in columns_of("early")]  # type: ignore[misc]
+    return msgspec.defstruct("Early", columns, array_like=True)
+
+
+@functools.cache
+def late_record() -> type[msgspec.Struct]:
+    """Columns of the late fields; instants as in `early_record`."""
+    columns = [(name, list[_hints()[name]]) for name in columns_of("late")]  # type: ignore[misc]
+    return msgspec.defstruct("Late", columns, array_like=True)
 
 
 @functools.cache
@@ -214,7 +242,8 @@ def steps_record() -> type[msgspec.Struct]:
     """Columns of what is known of requests' steps: the fields themselves; the source whose batch each belongs to; what
     was settled; and its token instants.
 
-    `last` is a difference from row to row, `token` from `last`, `end` from `token`. The instants and batch sizes are
+    `last` is a difference from row to row, `token` from `last`, `end` from `token`, and the other instants from `last`
+    in turn. The instants and batch sizes are
     those of the steps in `runs` (first index, length, …) of the history's columns; where they are not, `runs` is None
     and they are packed in `times` (i64, differences) and `sizes` (u32).
     """
@@ -223,7 +252,7 @@ def steps_record() -> type[msgspec.Struct]:
         ("step", list[int]), ("token", list[int]), ("end", list[int]), ("runs", list[list[int] | None]),
         ("times", list[bytes]), ("sizes", list[bytes]),
     ]  # fmt: skip
-    columns += [(name, list[_hints()[name]]) for name in steps_fields()]  # type: ignore[misc]
+    columns += [(name, list[_hints()[name]]) for name in columns_of("steps")]  # type: ignore[misc]
     return msgspec.defstruct("Steps", columns, array_like=True)
 
 
@@ -233,7 +262,7 @@ def state_version() -> str:
     digest = hashlib.blake2b(digest_size=12)
     digest.update(f"{LAYOUT} {tracer.__version__}".encode())
     for record in (Keyframe, SourceRecord, BatchRecord, HistoryRecord, BlocksRecord, RateRecord, TimerRecord,
-                   facts_record(), steps_record()):  # fmt: skip
+                   early_record(), late_record(), steps_record()):  # fmt: skip
         for field in msgspec.structs.fields(record):
             digest.update(f"{field.name}:{field.type}".encode())
     here = Path(__file__).parent

@@ -87,6 +87,8 @@ def call_installer(watched: str) -> None:
         return
     module_name, function_name = WATCHED[watched]
     try:
+        if os.environ.get("TRACER_FAULT"):  # the fault lab: an engine that has a fault, around which the hooks go
+            import_module("engine_hooks.fault_injection").inject(watched)
         installer: Callable[[], None] = getattr(import_module(module_name), function_name)
         installer()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Runs the real engine in a process of its own and writes down what the hooks told: ``python engine_runs.py MODEL OUT``.
+"""Runs the real engine and writes down what the hooks told: ``python -m tests.analysis.engine_runs MODEL OUT``.
 
 The clock of the events, and of the arrivals, is the CPU time of the process. The engine has one thread, so on a quiet
 machine that is the wall clock; on a busy one it leaves out what other programs took. Nothing else differs from an

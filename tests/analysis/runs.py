@@ -84,7 +84,8 @@ def state_of(stream: bytes) -> TraceState:
     warm = next(event.t for event in events if isinstance(event, Released))
     state = TraceState(keep_steps=100_000)
     for event in events:
-        if isinstance(event, Engine | Coverage | EngineStatus) or event.t >= warm and getattr(event, "key", 0) != 1:
+        about_engine = isinstance(event, Engine | Coverage | EngineStatus)
+        if about_engine or (event.t >= warm and getattr(event, "key", 0) != 1):
             state.apply("engine", event)
     assert state.unknown == 0
     return state

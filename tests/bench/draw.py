@@ -27,7 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.tui.timeline import ENGINE, HEADER, SOURCE, START, Timeline
+from tests.tui.timeline import ENGINE, HEADER, SOURCE, Timeline
 from tracer.clock import NS_PER_S
 from tracer.events import Event
 from tracer.state.trace_state import TraceState

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,7 +37,7 @@ def test_marks_are_round_and_apart() -> None:
     axis.fit(60 * NS_PER_S, 68 * NS_PER_S)
     ticks = axis.ticks(100, 0)
     assert len(ticks) >= 3
-    assert all(b.column - a.column >= 10 for a, b in zip(ticks, ticks[1:], strict=False))
+    assert all(b.column - a.column >= 10 for a, b in itertools.pairwise(ticks))
     assert all(int(tick.label.rpartition(":")[2]) % 2 == 0 for tick in ticks)
 
 
@@ -58,10 +60,10 @@ def test_zooming_by_hand_lasts_until_it_is_given_back() -> None:
     assert axis.span >= 10 * NS_PER_S
 
 
-@given(st.lists(st.floats(0, 1e7, allow_nan=False), max_size=30), st.integers(0, 200))
+@given(st.lists(st.integers(0, 10**13).map(lambda ns: ns / 1e6), max_size=30), st.integers(0, 200))
 def test_elastic_columns_fill_the_width_and_hide_nothing(durations: list[float], width: int) -> None:
     columns = elastic_widths(durations, width)
-    alive = [index for index, duration in enumerate(durations) if duration > 1e-9]
+    alive = [index for index, duration in enumerate(durations) if duration > 0]
     if not any(columns):
         assert width == 0 or not alive
         return
@@ -83,7 +85,7 @@ def test_a_chart_fills_up_before_it_jumps() -> None:
     for second in range(40):
         history.add(second * NS_PER_S, float(second))
         pages.append(history.page(20, second * NS_PER_S))
-    moved = sum(a[:5] != b[:5] for a, b in zip(pages[20:], pages[21:], strict=False))
+    moved = sum(a[:5] != b[:5] for a, b in itertools.pairwise(pages[20:]))
     assert moved == 3
     assert pages[-1][-1] == 39.0
 

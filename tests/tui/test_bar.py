@@ -21,7 +21,8 @@ def text_of(bars: Bars, stretches: list[Stretch], **options: object) -> str:
 
 @given(
     st.lists(
-        st.tuples(st.integers(-50, 300), st.integers(-50, 300), st.sampled_from([1, 4, 4 | WAIT, 7, 11, 13])), max_size=8
+        st.tuples(st.integers(-50, 300), st.integers(-50, 300), st.sampled_from([1, 4, 4 | WAIT, 7, 11, 13])),
+        max_size=8,
     ),
     st.integers(0, 40),
     st.sampled_from(LOOKS),

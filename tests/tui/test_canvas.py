@@ -14,7 +14,8 @@ from tracer.tui.wrapped import wrap
 RED, BLUE = Style(color="red"), Style(color="blue")
 TEXT = st.text(
     alphabet=st.one_of(
-        st.characters(min_codepoint=32, max_codepoint=126), st.sampled_from("中文░█▏→e\u0301\u200d👨👩❤\ufe0f\x1b\u202e\n")
+        st.characters(min_codepoint=32, max_codepoint=126),
+        st.sampled_from("中文░█▏→e\u0301\u200d👨👩❤\ufe0f\x1b\u202e\n"),
     ),
     max_size=30,
 )

@@ -45,10 +45,10 @@ LOOKS = {"dark": Look(DARK, UNICODE), "ansi": Look(ANSI16, UNICODE), "mono": Loo
 async def test_incremental_screen_equals_a_forced_repaint(
     busy: Timeline, size: tuple[int, int], look: str, stock: bool
 ) -> None:
-    if stock:
-        compositor.unpatch()
     feed = FixedFeed(busy.events, START + 4 * NS_PER_S)
     app = capturing(feed, look=LOOKS[look])
+    if stock:
+        compositor.unpatch()
     terminal = Terminal(*size)
     draw = random.Random(7)
     async with app.run_test(headless=False, size=size) as pilot:
@@ -118,10 +118,10 @@ async def test_request_screen_is_drawn_incrementally_too(busy: Timeline) -> None
 async def test_an_update_sends_far_less_than_stock(busy: Timeline) -> None:
     sent = {}
     for stock in (False, True):
-        if stock:
-            compositor.unpatch()
         feed = FixedFeed(busy.events, START + 6 * NS_PER_S)
         app = capturing(feed)
+        if stock:
+            compositor.unpatch()
         async with app.run_test(headless=False, size=(200, 60)) as pilot:
             await settle(pilot)
             app._driver.sent = ""

@@ -2,8 +2,8 @@
 
     python offline.py MODEL MODE
 
-MODE: ``attach`` (hooks after the engine was made, then out again), ``compiled`` (TRACER=1, torch.compile on),
-``changed`` (TRACER=1 with a vLLM whose places are not as we know them), ``v2`` (TRACER=1, model runner V2).
+MODE: ``attach`` (hooks after the engine was made, then out again) or
+``changed`` (TRACER=1 with a vLLM whose places are not as we know them).
 """
 
 from __future__ import annotations
@@ -17,10 +17,6 @@ MODEL, MODE = sys.argv[1:3]
 if MODE != "attach":
     os.environ["TRACER"] = "1"
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-if MODE == "compiled":
-    os.environ["VLLM_CPU_CI_ENV"] = "1"  # dynamo traces the model as ever; no minute of code generation after it
-if MODE == "v2":
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
 
 
 def change_vllm() -> None:
@@ -41,8 +37,10 @@ def change_vllm() -> None:
 
     GPUModelRunner.sample_tokens = sample_tokens  # type: ignore[method-assign]
     del GPUModelRunner._sample
-    released = Scheduler._free_blocks
-    Scheduler._free_blocks = lambda self, which: released(self, which)  # type: ignore[method-assign]
+    update = Scheduler.update_from_output
+    Scheduler.update_from_output = (  # type: ignore[method-assign]
+        lambda self, plan, result: update(self, plan, result)
+    )
 
 
 def main() -> None:
@@ -52,7 +50,7 @@ def main() -> None:
         change_vllm()
     llm = LLM(
         model=MODEL, dtype="bfloat16", max_model_len=512, num_gpu_blocks_override=12, max_num_seqs=4,
-        enforce_eager=MODE != "compiled", disable_log_stats=False,
+        enforce_eager=True, disable_log_stats=False,
     )  # fmt: skip
     asked = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     messages = [{"role": "user", "content": "What is the capital of France?"}]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tracer.analysis.capacity import Capacity, capacity
 from tracer.analysis.costs import Costs, Counting
 from tracer.analysis.devices import Device
-from tracer.analysis.efficiency import HIDDEN_PASSES, SAMPLE_MS, Efficiency
+from tracer.analysis.efficiency import HIDDEN_PASSES, SAMPLE_MS, Efficiency, usual_roofline
 from tracer.analysis.models import ModelShape, Number
 from tracer.analysis.roofline import Roofline, combine
 from tracer.analysis.workload import Workload
@@ -115,7 +115,7 @@ def budget(
     `efficiency` defaults to the device's own shares. `pool_bytes`, `longest`, `mean_tokens` and `block_size` are about
     how many users fit: see `capacity`.
     """
-    efficiency = efficiency or Efficiency(mfu=device.mfu, mbu=device.mbu)
+    efficiency = efficiency or Efficiency(mfu=device.mfu, mbu=device.mbu, roofline=usual_roofline(device))
     costs = Costs(model, device, efficiency, counting, tp, ignore_kv)
     core = efficiency.front_end.ms(workload.prompt)
     decode = _decode(costs, workload)
@@ -199,9 +199,8 @@ def _prefill(costs: Costs, workload: Workload) -> tuple[StageBudget, int, int]:
         detail = _prefill_detail(costs, workload, arithmetic, bandwidth)
     if link > max(arithmetic, bandwidth):
         bound = "links"
-    row = StageBudget(
-        Stage.PREFILL, ms, 0.0, bound, detail, _sum(done.flops, index, weight), _sum(done.bytes, index, weight), arithmetic, bandwidth
-    )
+    row = StageBudget(Stage.PREFILL, ms, 0.0, bound, detail, _sum(done.flops, index, weight),
+                      _sum(done.bytes, index, weight), arithmetic, bandwidth)  # fmt: skip
     return row, chunks, int(end - begin) - (chunks - 1) * room
 
 
@@ -266,7 +265,8 @@ def _decode(costs: Costs, workload: Workload) -> _Decode:
         detail += f", {max(weights, size - weights) / size:.0%} of the bytes"
     elif bound == "arithmetic":
         detail = f"batch {workload.batch} is past the ridge"
-    row = StageBudget(Stage.DECODE, ms, 0.0, bound, detail, _sum(done.flops, index, weight), size, arithmetic, bandwidth)
+    row = StageBudget(Stage.DECODE, ms, 0.0, bound, detail, _sum(done.flops, index, weight), size, arithmetic,
+                      bandwidth)  # fmt: skip
     return _Decode(row, steps, first - host, host, ms / (workload.output - 1), first / pace, last / pace)
 
 
@@ -292,8 +292,8 @@ def _assumptions(costs: Costs, workload: Workload) -> tuple[str, ...]:
     """What the figures leave out, a line each."""
     model, efficiency = costs.model, costs.efficiency
     said = [
-        f"{efficiency.mfu:.0%} of {costs.device.peak(model.compute_dtype) / 1e12:,.0f} TFLOP/s ({model.compute_dtype}), "
-        f"{efficiency.mbu:.0%} of {costs.device.bandwidth / 1e12:.3g} TB/s: {costs.device.title}",
+        f"{efficiency.mfu:.0%} of {costs.device.peak(model.compute_dtype) / 1e12:.4g} TFLOP/s ({model.compute_dtype}), "
+        f"{efficiency.mbu:.0%} of {costs.device.bandwidth / 1e9:,.4g} GB/s: {costs.device.title}",
         f"arithmetic and memory combine as {efficiency.roofline.value}"
         + {"smooth": " (2-norm)", "max": " (near the ridge up to 67 % off)", "sum": " (no overlap)",
            "single": " (prefill by arithmetic alone, decode by bandwidth alone)"}[efficiency.roofline.value],
@@ -315,9 +315,10 @@ def _assumptions(costs: Costs, workload: Workload) -> tuple[str, ...]:
     if efficiency.host_ms == 0.0 and efficiency.host_us == 0.0:
         said.append("no gap between steps: engines add 0.2 to 3 ms on the host")
     if workload.batch > 1:
-        said.append(f"{workload.batch - 1:,} others hold {workload.context:,} tokens each throughout; admission waits for "
-                    "half a step, not in a queue")  # fmt: skip
-    said.append("front-end stages are typical of a Python front end; stage 10 goes on beside stage 11 and lengthens only TTFT")
+        said.append(f"{workload.batch - 1:,} others hold {workload.context:,} tokens each throughout; admission waits "
+                    "for half a step, not in a queue")  # fmt: skip
+    said.append("front-end stages are typical of a Python front end, not measured")
+    said.append("stage 10 goes on beside stage 11 and lengthens TTFT alone")
     if costs.tp > 1:
         said.append(f"{costs.tp} devices: work divided evenly, two ring all-reduces a layer")
     if model.experts:
@@ -340,7 +341,7 @@ def sentence(made: Budget) -> str:
         if ridge is not None and batch < ridge:
             return said + f"; each read of the weights could serve a batch of up to about {ridge:,.0f}."
         if ridge is None and batch < even:
-            return said + f"; more requests would share it, but from {even:,.0f} on their KV caches outweigh the weights."
+            return f"{said}; more requests would share it, but from {even:,.0f} on, KV caches outweigh the weights."
         if ridge is None:
             return said + "; no batch size changes that at this context: each sequence reads its own cache."
     if longest.stage is Stage.PREFILL and longest.bound_by == "arithmetic" and made.workload.cached == 0:

@@ -71,8 +71,9 @@ def shape_of_config(config: Mapping[str, Any], name: str) -> ModelShape:
     outer = config
     inner = config.get("text_config")
     if isinstance(inner, Mapping) and not config.get("num_hidden_layers"):
-        config = {**inner, "quantization_config": config.get("quantization_config", inner.get("quantization_config")),
-                  "tie_word_embeddings": inner.get("tie_word_embeddings", config.get("tie_word_embeddings"))}  # fmt: skip
+        config = {**config, **inner}
+        for shared in ("quantization_config", "tie_word_embeddings"):
+            config[shared] = inner.get(shared, outer.get(shared))
     fields = _Fields(config, name)
     family = str(config.get("model_type", ""))
     layers = fields.count("num_hidden_layers", "n_layer", "num_layers", "n_layers", most=_MOST_LAYERS)
@@ -206,13 +207,13 @@ def _base_dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
 
 
 def _quantisation(given: Any, base: str) -> tuple[str, str, bool, bool]:
-    """Dtype of the layers' weights, dtype of the arithmetic, whether only experts are quantised, whether the head is."""
+    """Dtype of the layers' weights, that of the arithmetic, whether only experts are quantised, whether the head is."""
     if not isinstance(given, Mapping):
         return base, base, False, False
     method = str(given.get("quant_method", "")).lower()
     bits = given.get("bits", given.get("num_bits"))
     groups = given.get("config_groups")
-    first = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
+    first: Any = next(iter(groups.values()), {}) if isinstance(groups, Mapping) else {}
     weights = first.get("weights") if isinstance(first, Mapping) else None
     kind, activations = "", False
     if isinstance(weights, Mapping):

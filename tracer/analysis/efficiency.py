@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from tracer.analysis.devices import Device
 from tracer.analysis.roofline import Roofline
 from tracer.stages import Stage
 
@@ -51,6 +52,12 @@ class Efficiency:
     host_us: float = 0.0
     roofline: Roofline = Roofline.SMOOTH
     front_end: FrontEnd = field(default_factory=FrontEnd)
+
+
+def usual_roofline(device: Device) -> Roofline:
+    """How the two times combine unless something speaks against it: an accelerator loads and computes at once, a core
+    does one after the other."""
+    return Roofline.SUM if device.name == "cpu" else Roofline.SMOOTH
 
 
 SAMPLE_MS: Final = 0.05

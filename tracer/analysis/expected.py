@@ -14,11 +14,10 @@ from typing import Any, Final
 
 from tracer.analysis.costs import Costs, Counting
 from tracer.analysis.devices import Device
-from tracer.analysis.efficiency import HIDDEN_PASSES, SAMPLE_MS, Efficiency, FrontEnd
+from tracer.analysis.efficiency import HIDDEN_PASSES, SAMPLE_MS, Efficiency, FrontEnd, usual_roofline
 from tracer.analysis.errors import AnalysisError
 from tracer.analysis.models import ModelShape, shape_of_engine
-from tracer.analysis.recording import dense_attention, engine_facts
-from tracer.analysis.roofline import Roofline
+from tracer.analysis.observed import dense_attention, engine_facts
 from tracer.analysis.step_model import StepModel, step_model
 from tracer.stages import Stage
 from tracer.state.view import EngineView, RequestView
@@ -37,9 +36,7 @@ class Expectation:
         self, model: ModelShape, device: Device, *, budget_tokens: int = 0, step: StepModel | None = None,
         dense: bool = False, front_end: FrontEnd | None = None,
     ) -> None:  # fmt: skip
-        efficiency = Efficiency(
-            mfu=device.mfu, mbu=device.mbu, roofline=Roofline.SUM if device.name == "cpu" else Roofline.SMOOTH
-        )
+        efficiency = Efficiency(mfu=device.mfu, mbu=device.mbu, roofline=usual_roofline(device))
         theory = step_model(model, device, efficiency)
         self.step = step or replace(theory, dense=dense)
         self._budget = budget_tokens

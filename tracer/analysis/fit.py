@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from tracer.analysis.costs import Costs, Counting
 from tracer.analysis.devices import Device
-from tracer.analysis.efficiency import Efficiency
+from tracer.analysis.efficiency import Efficiency, usual_roofline
 from tracer.analysis.errors import AnalysisError
 from tracer.analysis.models import ModelShape
-from tracer.analysis.recording import Recording
+from tracer.analysis.observed import Observed
 from tracer.analysis.roofline import Roofline
 from tracer.analysis.step_model import StepModel, step_model
 from tracer.state.view import StepView
@@ -88,7 +88,8 @@ class Fit:
         share, host = self.decode_share, self.host_ms
         said = (
             f"decode runs at {share.value:.0%} of the memory bandwidth of {self.device.title} ({share.low:.0%} to "
-            f"{share.high:.0%}), prefill at {self.mfu.value:.0%} of its arithmetic; the host adds {host.value:.2g} ms a step"
+            f"{share.high:.0%}), prefill at {self.mfu.value:.0%} of its arithmetic; "
+            f"the host adds {host.value:.2g} ms a step"
         )
         if self.step_error is not None:
             said += f"; steps it has not seen come out {self.step_error:.0%} off at the median"
@@ -112,14 +113,14 @@ class _Table:
         return len(self.tokens)
 
     def rows(self, index: NDArray[np.intp] | slice) -> _Table:
-        return _Table(*(getattr(self, name)[index] for name in self.__slots__))  # type: ignore[attr-defined]
+        return _Table(*(getattr(self, name)[index] for name in self.__slots__))
 
 
-def fit_recording(recording: Recording, *, device: Device | None = None, seed: int = 0) -> Fit:
-    """Estimate from a whole recording, whose requests tell the context of each step exactly. Raises AnalysisError."""
+def fit_trace(observed: Observed, *, device: Device | None = None, seed: int = 0) -> Fit:
+    """Estimate from a whole trace, whose requests tell the context of each step exactly. Raises AnalysisError."""
     return fit(
-        recording.steps, recording.model(), device or recording.device(), block_size=recording.settings.block_size,
-        dense=recording.dense, context=recording.context, pairs=recording.pairs, seed=seed,
+        observed.steps, observed.model(), device or observed.device(), block_size=observed.settings.block_size,
+        dense=observed.dense, context=observed.context, pairs=observed.pairs, seed=seed,
     )  # fmt: skip
 
 
@@ -144,11 +145,11 @@ def fit(
     """
     table, gap = _table(steps, block_size, context, pairs)
     if len(table) < FEWEST_STEPS:
-        raise AnalysisError(f"{len(table)} usable steps are too few to fit; record at least {FEWEST_STEPS}")
+        raise AnalysisError(f"{len(table)} usable steps are too few to fit; it takes {FEWEST_STEPS}")
     split = max(FEWEST_STEPS // 2, int(len(table) * TRAINING_SHARE))
     seen, unseen = table.rows(slice(0, split)), table.rows(slice(split, len(table)))
-    # A core loads and multiplies in turns, an accelerator does both at once: unless the steps clearly say otherwise.
-    usual, other = (Roofline.SUM, Roofline.SMOOTH) if device.name == "cpu" else (Roofline.SMOOTH, Roofline.SUM)
+    usual = usual_roofline(device)
+    other = Roofline.SMOOTH if usual is Roofline.SUM else Roofline.SUM
     theory = _coefficients(step_model(model, device))
     fitted: dict[tuple[Roofline, bool], tuple[float, StepModel]] = {}
     for kind in (False, True) if dense is None else (dense,):
@@ -300,7 +301,7 @@ def _huber(error: Floats) -> float:
 
 
 def _host(table: _Table) -> tuple[float, float]:
-    """Host time before the token: a constant and a part for each sequence, by the medians of small and large batches."""
+    """Host time before the token: a constant and a part for each sequence, from small and large batches."""
     host, batch = table.host, table.sequences
     small, large = np.quantile(batch, (0.25, 0.75))
     if large <= small:

@@ -143,7 +143,7 @@ class _Telling:
         room = max(1, workload.chunk - riders) if workload.chunk else new
         layers = self._ms(Stage.PREFILL)
         embed, head, sample = self._ms(Stage.EMBED), self._ms(Stage.LM_HEAD), self._ms(Stage.SAMPLE)
-        # Stage 7 goes from the first pass's first layer to the last one's last: the earlier passes take even parts of it.
+        # Stage 7 goes from the first pass's first layer to the last one's last; the passes take even parts of it.
         each = layers // count
         for number in range(count):
             last = number == count - 1
@@ -222,4 +222,5 @@ class _Telling:
 def _rounded(times: NDArray[np.float64], total: int) -> NDArray[np.int64]:
     """Running sums of `times` in whole ns that end at `total`."""
     sums = np.cumsum(times)
-    return np.rint(sums * (total / sums[-1])).astype(np.int64)
+    ends: NDArray[np.int64] = np.rint(sums * (total / sums[-1])).astype(np.int64)
+    return ends

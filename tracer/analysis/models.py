@@ -127,8 +127,8 @@ class ModelShape:
     # --- variants -------------------------------------------------------------------------------------------------
 
     def quantised(self, weights: str | None = None, kv: str | None = None) -> ModelShape:
-        """The same model with its layers' weights and its KV cache in other dtypes; embedding and head stay as they are,
-        as engines leave them. Raises AnalysisError for an unknown dtype."""
+        """The same model with its layers' weights and its KV cache in other dtypes; embedding and head stay as they
+        are, as engines leave them. Raises AnalysisError for an unknown dtype."""
         shape = self
         if weights is not None:
             new = dtype_name(weights)
@@ -161,15 +161,16 @@ def load_model(given: str) -> ModelShape:
     preset = PRESETS.get(name.lower())
     if preset is not None:
         return shape_of_config(preset, name.lower())
-    path = Path(name).expanduser()
+    path = Path(name)
     try:
-        if path.is_dir():
+        path = path.expanduser()
+        if name and path.is_dir():
             path = path / "config.json"
         found = path.is_file()
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):  # a name with NUL, too long, or ~nobody
         found = False
     if not found:
-        if path.name == "config.json" and path.parent.is_dir():
+        if name and path.name == "config.json" and path.parent.is_dir():
             raise AnalysisError(f"{given} holds no config.json")
         raise AnalysisError(f"no model called {given[:80]!r}: give a folder with a config.json, or one of "
                             + ", ".join(sorted(PRESETS)))  # fmt: skip

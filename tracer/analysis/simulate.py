@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracer.analysis.errors import AnalysisError
-from tracer.analysis.recording import Arrival, Settings
+from tracer.analysis.observed import Arrival, Settings
 from tracer.analysis.step_model import StepModel
 
 Floats = NDArray[np.float64]

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from tracer.analysis.devices import Device, device
 from tracer.analysis.efficiency import Efficiency
 from tracer.analysis.errors import AnalysisError
-from tracer.analysis.fit import Fit, fit_recording
-from tracer.analysis.recording import Arrival, Recording, Settings, record
+from tracer.analysis.fit import Fit, fit_trace
+from tracer.analysis.observed import Arrival, Observed, Settings, observe
 from tracer.analysis.simulate import Outcome, simulate
 from tracer.analysis.step_model import StepModel, step_model
 from tracer.state.trace_state import TraceState
@@ -28,6 +28,9 @@ Floats = NDArray[np.float64]
 
 REPLICATES: Final = 24
 """Pairs of replays that the ranges are taken over."""
+_REPLAYED: Final = 16_000
+"""Requests that are replayed for the ranges in all: a long trace has narrower ranges and needs fewer replicates."""
+_FEWEST_REPLICATES: Final = 4
 _MFU_SPREAD, _MBU_SPREAD = 0.25, 0.10
 """Spread of the shares of its peaks that another device may reach (of their logarithm)."""
 _LARGEST: Final = 10_000_000
@@ -96,8 +99,8 @@ class Prediction:
         """The effect in one sentence."""
         first = [self.metric(name) for name in ("ttft_p50", "ttft_p95", "itl_mean", "throughput")]
         said = ", ".join(
-            f"{_LABELS[metric.name]} {_figure(metric.measured or metric.before)} → {_figure(metric.predicted)} {metric.unit} "
-            f"({metric.change:+.0%})"
+            f"{_LABELS[metric.name]} {_figure(metric.measured or metric.before)} → {_figure(metric.predicted)} "
+            f"{metric.unit} ({metric.change:+.0%})"
             for metric in first
         )
         return f"with {describe(self.changes)}: {said}."
@@ -107,7 +110,7 @@ class Prediction:
 
 
 def parse_changes(text: str) -> dict[str, Change]:
-    """``prefix-cache=on chunked=512 batch×2`` as a dict for `what_if`. Raises AnalysisError for what it does not know."""
+    """``prefix-cache=on chunked=512 batch×2`` as a dict for `what_if`. Raises AnalysisError for anything else."""
     changes: dict[str, Change] = {}
     for word in re.split(r"[\s,;]+", text.strip()):
         match = re.fullmatch(r"-{0,2}([A-Za-z_-]+)\s*(=|×|\*|x)\s*([^\s=×*]+)", word)
@@ -189,7 +192,7 @@ def _changed_arrivals(arrivals: tuple[Arrival, ...], changes: Mapping[str, Chang
 
 
 def what_if(
-    trace: TraceState | Recording,
+    trace: TraceState | Observed,
     changes: Mapping[str, Change] | str,
     *,
     fitted: Fit | None = None,
@@ -201,29 +204,31 @@ def what_if(
     `fitted` is the fit of the trace when there is one already. Raises AnalysisError for traces that hold too little and
     for changes that cannot be replayed.
     """
-    recording = trace if isinstance(trace, Recording) else record(trace)
+    observed = trace if isinstance(trace, Observed) else observe(trace)
     wanted = parse_changes(changes) if isinstance(changes, str) else dict(changes)
-    found = fitted if fitted is not None else fit_recording(recording)
-    settings = _changed_settings(recording.settings, wanted)
-    arrivals = _changed_arrivals(recording.arrivals, wanted)
-    target = device(wanted["device"]) if isinstance(wanted.get("device"), str) else None
+    found = fitted if fitted is not None else fit_trace(observed)
+    settings = _changed_settings(observed.settings, wanted)
+    arrivals = _changed_arrivals(observed.arrivals, wanted)
+    name = wanted.get("device")
+    target = device(name) if isinstance(name, str) else None
     generator = np.random.default_rng(seed)
 
     def pair(step: StepModel, new: StepModel, noise: float, number: int) -> tuple[Outcome, Outcome]:
         return (
-            simulate(recording.arrivals, recording.settings, step, noise=noise, seed=number),
+            simulate(observed.arrivals, observed.settings, step, noise=noise, seed=number),
             simulate(arrivals, settings, new, noise=noise, seed=number),
         )
 
     before, after = pair(found.step, _moved(found, found.step, target), 0.0, 0)
-    figures = _figures(recording.arrivals, before), _figures(arrivals, after)
-    measured = _measured_figures(recording)
+    figures = _figures(observed.arrivals, before), _figures(arrivals, after)
+    measured = _measured_figures(observed)
     ratios: dict[str, list[float]] = {name: [] for name in figures[0]}
     steps = found.replicates or (found.step,)
-    for number in range(replicates):
+    affordable = max(_FEWEST_REPLICATES, _REPLAYED // len(observed.arrivals))
+    for number in range(min(replicates, affordable)):
         step = steps[int(generator.integers(len(steps)))]
         outcomes = pair(step, _moved(found, step, target, generator), found.noise, number + 1)
-        one, other = _figures(recording.arrivals, outcomes[0]), _figures(arrivals, outcomes[1])
+        one, other = _figures(observed.arrivals, outcomes[0]), _figures(arrivals, outcomes[1])
         for name, values in ratios.items():
             values.append(other[name] / one[name] if one[name] else 1.0)
     metrics = tuple(
@@ -231,7 +236,7 @@ def what_if(
     )
     known = [abs(m.before - m.measured) / m.measured for m in metrics if m.measured]
     return Prediction(wanted, metrics, float(np.median(known)) if known else None, before, after,
-                      _notes(recording, wanted, after))  # fmt: skip
+                      _notes(observed, wanted, after))  # fmt: skip
 
 
 def _moved(
@@ -287,9 +292,9 @@ def _figures(arrivals: tuple[Arrival, ...], outcome: Outcome) -> dict[str, float
                         tokens, float(np.nanmax(outcome.last)))  # fmt: skip
 
 
-def _measured_figures(recording: Recording) -> dict[str, float]:
+def _measured_figures(observed: Observed) -> dict[str, float]:
     """The same figures as they were measured; those without samples are left out."""
-    m = recording.measured
+    m = observed.measured
     figures = _percentiles(m.ttft, m.queue, (m.itl, np.ones(len(m.itl))), m.e2e, m.tokens, m.span)
     return {name: value for name, value in figures.items() if np.isfinite(value)}
 
@@ -303,8 +308,8 @@ def _percentiles(
     quantile = _weighted(*gaps)
     weight = float(gaps[1].sum())
     return {
-        "ttft_p50": at(ttft, 0.5), "ttft_p95": at(ttft, 0.95), "queue_p50": at(queue, 0.5), "queue_p95": at(queue, 0.95),
-        "itl_p50": quantile(0.5), "itl_p95": quantile(0.95),
+        "ttft_p50": at(ttft, 0.5), "ttft_p95": at(ttft, 0.95), "queue_p50": at(queue, 0.5),
+        "queue_p95": at(queue, 0.95), "itl_p50": quantile(0.5), "itl_p95": quantile(0.95),
         "itl_mean": float((gaps[0] * gaps[1]).sum()) / weight if weight else float("nan"),
         "e2e_p50": at(e2e, 0.5), "e2e_p95": at(e2e, 0.95), "throughput": 1e3 * tokens / span if span else float("nan"),
     }  # fmt: skip
@@ -325,17 +330,17 @@ def _figure(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _notes(recording: Recording, changes: Mapping[str, Change], after: Outcome) -> tuple[str, ...]:
+def _notes(observed: Observed, changes: Mapping[str, Change], after: Outcome) -> tuple[str, ...]:
     notes = ["arrivals are replayed at their instants: clients that wait for an answer before they ask again would not"]
-    unknown = sum(arrival.hashes is None for arrival in recording.arrivals)
-    if unknown and changes.get("prefix_cache") is True and not recording.settings.prefix_cache:
-        notes.append(f"token ids of {unknown:,} prompts are not in the trace: which ones share a prefix is not known, so "
-                     "turning the cache on shows no hits for them; record with --with-text")  # fmt: skip
-    if recording.left_out:
-        notes.append(f"{recording.left_out:,} requests that were not over are left out")
+    unknown = sum(arrival.hashes is None for arrival in observed.arrivals)
+    if unknown and changes.get("prefix_cache") is True and not observed.settings.prefix_cache:
+        notes.append(f"token ids of {unknown:,} prompts are not in the trace: which ones share a prefix is not known, "
+                     "so turning the cache on shows no hits for them; record with --with-text")  # fmt: skip
+    if observed.left_out:
+        notes.append(f"{observed.left_out:,} requests that were not over are left out")
     if "device" in changes:
-        notes.append("the other device is told by its peaks and usual shares of them, not by a measurement; the KV pool "
-                     "stays as large as it was unless kv-blocks says otherwise")  # fmt: skip
+        notes.append("the other device is told by its peaks and usual shares of them, not by a measurement; the KV "
+                     "pool stays as large as it was unless kv-blocks says otherwise")  # fmt: skip
     if after.preemptions:
         notes.append(f"{after.preemptions:,} preemptions in the replay")
     return tuple(notes)

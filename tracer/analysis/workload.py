@@ -22,7 +22,7 @@ class Speculation:
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that a step yields on average: those accepted before the first refusal, and one of the target's own."""
+        """Tokens that a step yields on average: those accepted before the first refusal, and one of the target's."""
         if self.accept >= 1.0:
             return self.draft + 1.0
         return float((1.0 - self.accept ** (self.draft + 1)) / (1.0 - self.accept))
@@ -52,14 +52,14 @@ class Workload:
                 raise AnalysisError(f"{name} must be between {least:,} and {most:,}, not {value:,}")
         if self.cached >= self.prompt:
             raise AnalysisError(
-                f"cached ({self.cached:,}) must be below the prompt ({self.prompt:,}): the last token is always computed"
+                f"cached ({self.cached:,}) must be below the prompt ({self.prompt:,}): its last token is computed"
             )
         if 0 < self.chunk <= self.batch - 1:
             raise AnalysisError(
-                f"a chunk of {self.chunk:,} tokens a step leaves no room for a prompt beside {self.batch - 1:,} sequences"
+                f"chunks of {self.chunk:,} tokens leave no room for a prompt beside {self.batch - 1:,} sequences"
             )
         spec = self.speculation
         if spec is not None and not (
             1 <= spec.draft <= 64 and 0.0 <= spec.accept <= 1.0 and math.isfinite(spec.cost) and spec.cost >= 0.0
         ):
-            raise AnalysisError("speculation needs 1 to 64 draft tokens, an acceptance of 0 to 1 and a cost of at least 0")
+            raise AnalysisError("speculation: 1 to 64 draft tokens, an acceptance of 0 to 1, a cost of 0 or more")

@@ -44,7 +44,8 @@ class Listing:
         self.text = ""
         self.live_only = False
         self.offset = 0
-        self.height = 1
+        """Requests between the newest one and the last row; below zero when rows at the bottom are still empty."""
+        self._height = 1
         self.total = 0
         self.following = True
         self.selected: Key | None = None
@@ -55,6 +56,19 @@ class Listing:
         """Row to select once the state has answered a scroll."""
         self._settled = False
         """Whether `rows` are what the present offset and order show, so that a drift against them means news."""
+
+    @property
+    def height(self) -> int:
+        """Rows that fit."""
+        return self._height
+
+    @height.setter
+    def height(self, rows: int) -> None:
+        rows = max(1, rows)
+        if rows != self._height:
+            self._height = rows
+            self._settled = False
+            self.offset = max(0, self.offset)
 
     @property
     def by_arrival(self) -> bool:
@@ -69,7 +83,8 @@ class Listing:
     @property
     def query(self) -> Query:
         """What to ask the state for now."""
-        return Query(self.sort, not self.flipped, self.text, self.live_only, max(1, self.height), self.offset)
+        limit = max(1, self.height + min(0, self.offset))
+        return Query(self.sort, not self.flipped, self.text, self.live_only, limit, max(0, self.offset))
 
     def take(self, requests: Sequence[RequestView], total: int, arrived: int | None = None) -> bool:
         """Accept the state's answer to `query`; True when it has to be asked again because the order moved.
@@ -77,7 +92,7 @@ class Listing:
         `arrived`: how many requests there ever were, which goes on rising when old ones are forgotten.
         """
         self.total = total
-        most = max(0, total - max(1, self.height))
+        most = max(0, total - self.height)
         if self.following and self.offset:
             self.offset = 0
             return True
@@ -90,7 +105,7 @@ class Listing:
             rows = rows[-max(1, count - self._page_start(count)) :]
         if self._settled and not self.following and self.by_arrival:
             drift = self._drift(rows)
-            offset = max(0, min(most, self.offset + (-drift if self.newest_last else drift)))
+            offset = max(1 - self.height, min(most, self.offset + (-drift if self.newest_last else drift)))
             if offset != self.offset:
                 self.offset = offset
                 self._settled = False
@@ -147,9 +162,9 @@ class Listing:
 
     def scroll(self, rows: int) -> None:
         """Scroll by rows (+ is down); the selection stays on its request."""
-        self.following = False
-        most = max(0, self.total - max(1, self.height))
-        self.offset = max(0, min(most, self.offset + (-rows if self.newest_last else rows)))
+        self._hold()
+        most = max(0, self.total - self.height)
+        self.offset = max(min(0, self.offset), min(most, self.offset + (-rows if self.newest_last else rows)))
         self._settled = False
         self._wanted = None
 
@@ -158,11 +173,19 @@ class Listing:
         if 0 <= row < len(self.rows):
             self.cursor = row
             self.selected = self.rows[row].key
+            self._hold()
+
+    def _hold(self) -> None:
+        """Stop following, with every row where it is."""
+        if self.following:
             self.following = False
+            if self.newest_last and self._settled:
+                self.offset = max(1 - self.height, min(0, len(self.rows) - self.height))
 
     def choose(self, key: Key) -> None:
         """Select a request wherever it is."""
         self.selected = key
+        self._hold()
 
     def first(self) -> None:
         """To the top."""

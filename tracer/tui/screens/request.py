@@ -200,8 +200,9 @@ class RequestScreen(FrameScreen):
     def keys(self) -> Sequence[Key]:
         """Keys of the last line."""
         keys = [
-            Key("?", "help", "app.help"), Key("Esc", "back", "leave"), Key("n", "next", "neighbour(1)"), Key("p", "previous", "neighbour(-1)"),
-            Key("x", f"axis {self.stages.scale.value}", "scale"), Key("Tab", "focus", "app.focus_next"),
+            Key("?", "help", "app.help"), Key("Esc", "back", "leave"), Key("n", "next", "neighbour(1)"),
+            Key("p", "previous", "neighbour(-1)"), Key("x", f"axis {self.stages.scale.value}", "scale"),
+            Key("Tab", "focus", "app.focus_next"),
         ]  # fmt: skip
         if not self._all_cards(self.size):
             keys.append(Key("c", "card", "card(1)"))

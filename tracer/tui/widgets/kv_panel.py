@@ -53,7 +53,11 @@ class KvPanel(Panel):
         engine = self.engine
         if engine is None or not engine.num_blocks or engine.used is None or engine.cached is None:
             return []
-        return [Segment(f"{figures.percent((engine.used + engine.cached) / engine.num_blocks)} %", self.look.bold)]
+        share = Segment(f"{figures.percent((engine.used + engine.cached) / engine.num_blocks)} %", self.look.bold)
+        if not self.chosen_count:
+            return [share]
+        chosen = f"{self.look.glyphs.live_block} selected {self.chosen_count}"
+        return [Segment(chosen, self._style(CHOSEN)), Segment("  ", self.look.text), share]
 
     def body(self, width: int, height: int) -> list[Row]:
         look, engine = self.look, self.engine
@@ -91,12 +95,7 @@ class KvPanel(Panel):
             text += f" = {figures.size(engine.block_bytes * engine.num_blocks)}"
         if engine.evicted:
             text += f", {figures.short_count(engine.evicted)} evicted"
-        line.put(text, look.dim)
-        if self.chosen_count:
-            selected = f"  {look.glyphs.live_block} selected {self.chosen_count}"
-            if line.room >= len(selected):
-                line.put(selected, self._style(CHOSEN))
-        return line.end(look.text)
+        return line.put(text, look.dim).end(look.text)
 
     def _map(self, width: int, height: int, total: int, used: int, cached: int) -> list[Row]:
         """One glyph a block with a gap after it where there is room, without one where there is less, or one glyph

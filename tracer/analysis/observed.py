@@ -68,7 +68,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class Observed:
     """See the module. `context`, `pairs`: tokens of KV cache that each of `steps` read, and its query-key pairs.
     `left_out` requests could not be used (not over, or their lengths are not known)."""
 
@@ -130,7 +130,7 @@ def dense_attention(engine: EngineView) -> bool | None:
     return "flash" not in attention
 
 
-def record(state: TraceState) -> Recording:
+def observe(state: TraceState) -> Observed:
     """Read a state. Raises AnalysisError when no engine in it took a step, or no request went through."""
     snapshot = state.snapshot()
     engines = [engine for engine in snapshot.engines if engine.steps]
@@ -152,7 +152,7 @@ def record(state: TraceState) -> Recording:
     first = min(_handed(detail) for detail in details)
     arrivals = tuple(sorted((_arrival(detail, first, size) for detail in details), key=lambda each: each.at))
     context, pairs = _contexts(details, steps)
-    return Recording(arrivals, _settings(engine, arrivals), engine, steps, context, pairs, _measured(details, first),
+    return Observed(arrivals, _settings(engine, arrivals), engine, steps, context, pairs, _measured(details, first),
                      left_out)  # fmt: skip
 
 
