@@ -13,7 +13,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,9 +25,32 @@ from engine_hooks.clients import Stopwatch
 from engine_hooks.model import EXTRA, NAME
 from engine_hooks.own_python import own_python
 from engine_hooks.traffic import Traffic
+from tracer.clock import NS_PER_MS
 
 HEALTH_PERIOD_S: Final = 0.2
 """Seconds between two looks at a server that is starting."""
+
+
+WATCHES_KEPT: Final = 10_000
+"""Stopwatch records kept for the summary; beyond it the oldest go."""
+
+
+class Served(Protocol):
+    """What is used of a request as the tracer saw it."""
+
+    @property
+    def client_id(self) -> str: ...
+    @property
+    def ttft_ms(self) -> float | None: ...
+    @property
+    def e2e_ms(self) -> float | None: ...
+
+
+class Seen(Protocol):
+    """What is used of a snapshot of the trace."""
+
+    @property
+    def requests(self) -> Sequence[Served]: ...
 
 
 class Say(Protocol):
@@ -131,10 +154,10 @@ class Demo:
     _say: Say | None = None
     _launch: Launch | None = None
     _model: str = ""
+    _watches: dict[str, Stopwatch] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        note = self._note if self.stopwatch is not None else None
-        self.traffic = Traffic(self.rate, self.seed, self.bursts, note, self._lost)
+        self.traffic = Traffic(self.rate, self.seed, self.bursts, self._note, self._lost)
 
     async def prepare(self, say: Say) -> tuple[list[str], dict[str, str]]:
         """Fetch the model if need be; the command that serves it and what to add to the environment.
@@ -176,14 +199,15 @@ class Demo:
         """The clients hang up."""
         await self.traffic.stop()
 
-    def extra(self) -> dict[str, object]:
-        """What the clients counted, for the summary."""
+    def extra(self, snapshot: Seen) -> dict[str, object]:
+        """What the clients counted, and what their stopwatches show beyond the server's part, for the summary."""
         tally = self.traffic.tally
         return {
             "traffic": {
                 "rate": self.traffic.rate, "seed": self.seed, "requests": tally.requests,
                 "output_tokens": tally.output_tokens, "hung_up": tally.hung_up, "failed": tally.failed,
                 "turned_away": tally.turned_away, "last_error": tally.last_error,
+                "outside_server": outside_server(self._watches, snapshot.requests),
             }
         }  # fmt: skip
 
@@ -192,9 +216,39 @@ class Demo:
             self._say(f"the clients have ended: {reason}")
 
     def _note(self, watch: Stopwatch) -> None:
-        assert self.stopwatch is not None
+        self._watches[watch.client_id] = watch
+        if len(self._watches) > WATCHES_KEPT:
+            self._watches.pop(next(iter(self._watches)))
+        if self.stopwatch is None:
+            return
         with contextlib.suppress(OSError), self.stopwatch.open("ab") as file:
             file.write(msgspec.json.encode(watch) + b"\n")
+
+
+def outside_server(watches: Mapping[str, Stopwatch], requests: Iterable[Served]) -> dict[str, dict[str, float | int]]:
+    """How much longer clients waited than the server took: ``ttft`` and ``e2e``, each with `count`, `p50_ms`, `p95_ms`.
+
+    A client starts its watch before it builds the request and stops it when the answer is read: the network, its own
+    work, and a server whose event loop is too busy to take the first byte all lie outside what the server can see.
+    """
+    differences: dict[str, list[float]] = {"ttft": [], "e2e": []}
+    for request in requests:
+        watch = watches.get(request.client_id)
+        if watch is None or watch.hung_up or watch.error:
+            continue
+        if request.ttft_ms is not None and watch.first is not None:
+            differences["ttft"].append((watch.first - watch.sent) / NS_PER_MS - request.ttft_ms)
+        if request.e2e_ms is not None and watch.done is not None:
+            differences["e2e"].append((watch.done - watch.sent) / NS_PER_MS - request.e2e_ms)
+    return {
+        timer: {
+            "count": len(values),
+            "p50_ms": round(values[len(values) // 2], 3),
+            "p95_ms": round(values[min(len(values) - 1, int(len(values) * 0.95))], 3),
+        }
+        for timer, values in ((timer, sorted(values)) for timer, values in differences.items())
+        if values
+    }
 
 
 def checked_model(given: str) -> str:

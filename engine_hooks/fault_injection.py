@@ -27,7 +27,7 @@ CHUNK_S: Final = 0.020
 SORT_S: Final = 0.150
 STALL_S: Final = 1.5
 STALL_EVERY_S: Final = 4.0
-DECODE_S: Final = 0.0005
+DECODE_S: Final = 0.0015
 """Seconds a token of the output so far."""
 
 

@@ -38,7 +38,7 @@ class VllmHooks:
         self.patches = Patches(voice.fault)
         self.core = CoreHooks(voice, self.patches, self._is_core)
         self.worker = WorkerHooks(voice, self.patches, self._is_worker)
-        self.front = FrontHooks(voice, self.patches, self.serve)
+        self.front = FrontHooks(voice, self.patches, self._is_client, self.serve)
         self.offline = OfflineHooks(self.front, self.patches, self._is_llm)
         self._roles: set[str] = set()
         self._pid = os.getpid()
@@ -67,18 +67,17 @@ class VllmHooks:
 
     def adopt(self, core: Any) -> None:
         """An engine that was made before the hooks were in. `core` is its engine core where that is in this process."""
+        if core is not None:
+            wrapper = getattr(core.model_executor, "driver_worker", None)
+            worker = getattr(wrapper, "worker", None)
+            if worker is not None:
+                self.worker.adopt(worker)
+            else:
+                for stage in (Stage.EMBED, Stage.PREFILL, Stage.LM_HEAD, Stage.SAMPLE):
+                    reason = "its workers run in processes of their own: set TRACER=1 before the engine is made"
+                    self.voice.cover(stage, "unavailable", "", reason)
+            self.core.adopt(core.scheduler)
         self._is_llm(None)
-        if core is None:
-            return
-        self.core.adopt(core.scheduler)
-        wrapper = getattr(core.model_executor, "driver_worker", None)
-        worker = getattr(wrapper, "worker", None)
-        if worker is not None:
-            self.worker.adopt(worker)
-            return
-        for stage in (Stage.EMBED, Stage.PREFILL, Stage.LM_HEAD, Stage.SAMPLE):
-            reason = "its workers run in processes of their own: set TRACER=1 before the engine is made"
-            self.voice.cover(stage, "unavailable", "", reason)
 
     def remove(self) -> None:
         """Take everything out: the engine is as it was."""
@@ -101,7 +100,11 @@ class VllmHooks:
     def serve(self) -> None:
         """This process answers HTTP."""
         self._play("api")
-        self.front.tell_server_coverage()
+        self.front.tell_coverage(server=True)
+
+    def _is_client(self, _client: Any) -> None:
+        self._play("api")
+        self.front.tell_coverage(server=False)
 
     def _is_llm(self, _engine: Any) -> None:
         self._play("api")

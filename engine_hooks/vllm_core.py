@@ -22,6 +22,8 @@ _SCHEDULER: Final = "vllm.v1.core.sched.scheduler:Scheduler."
 _MANAGER: Final = "vllm.v1.core.kv_cache_manager:KVCacheManager."
 _POOL: Final = "vllm.v1.core.block_pool:BlockPool."
 _QUEUE: Final = "vllm.v1.core.kv_cache_utils:FreeKVCacheBlockQueue."
+_FINISH: Final = _SCHEDULER + "_free_request"
+_RELEASE: Final = _SCHEDULER + "_free_blocks"
 _ALLOCATE: Final = _MANAGER + "allocate_slots"
 
 BOOT: Final = _SCHEDULER + "__init__"
@@ -60,8 +62,8 @@ class CoreHooks:
             Hook(_SCHEDULER + "update_from_output", (decode,), ("scheduler_output", "model_runner_output"),
                  before=self._update, after=self._updated, failed=self._update_failed),
             Hook(_SCHEDULER + "_preempt_request", (), ("request",), before=self._preempt),
-            Hook(_SCHEDULER + "_free_request", (teardown,), ("request",), before=self._finish),
-            Hook(_SCHEDULER + "_free_blocks", (teardown,), ("request",), before=self._release, after=self._released),
+            Hook(_FINISH, (teardown,), ("request",), before=self._finish),
+            Hook(_RELEASE, (teardown,), ("request",), before=self._release, after=self._released),
             Hook(_MANAGER + "get_computed_blocks", (kv,), ("request",), before=self._lookup),
             Hook(_QUEUE + "append_n", (), ("blocks",), before=self._kept),
             Hook(_QUEUE + "remove", (), ("block",), before=self._taken),
@@ -79,6 +81,9 @@ class CoreHooks:
         for hook in self.table():
             if not changed.keys() & set(hook.stages):
                 self.patches.put(hook)
+        if Stage.DECODE in self.lost():
+            for path in (_FINISH, _RELEASE):  # who tells the steps has to tell the ends, or they would not fit together
+                self.patches.take_out(path, "it lies inside a step, and steps are not told")
 
     def lost(self) -> dict[int, tuple[str, str]]:
         """Stage → (path, reason) for the core's stages that cannot be measured with this version."""

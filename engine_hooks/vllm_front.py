@@ -33,6 +33,7 @@ ROUTES: Final = {
 _ALSO: Final = (b'"reasoning":"', b'"arguments":"', b'"token_ids":[')
 """What else a chat chunk may carry instead of text."""
 
+_ADD: Final = "AsyncLLM.add_request"
 _OPENAI: Final = "vllm.entrypoints.openai."
 MIDDLEWARE: Final = "vllm.entrypoints.launchers.app:init_entrypoints_middleware"
 
@@ -41,7 +42,7 @@ class Answer:
     """One engine request that a front end waits for. `rid` is the engine's id; `first` whether it is the one that
     stands for the front end's request (``n > 1`` and lists of prompts make several)."""
 
-    __slots__ = ("front", "rid", "first", "offline", "chars")
+    __slots__ = ("chars", "first", "front", "offline", "rid")
 
     def __init__(self, front: Front, rid: str, first: bool, offline: bool) -> None:
         self.front = front
@@ -144,11 +145,13 @@ class VllmMiddleware(TracingMiddleware):
 
 
 class FrontHooks:
-    """The hooks of the front end in this process. `on_server` is called once it turns out to be an HTTP server."""
+    """The hooks of the front end in this process. `on_client` is called when an engine's client is made here,
+    `on_server` once it turns out to be an HTTP server."""
 
-    def __init__(self, voice: Emitter, patches: Patches, on_server: Any) -> None:
+    def __init__(self, voice: Emitter, patches: Patches, on_client: Any, on_server: Any) -> None:
         self.voice = voice
         self.patches = patches
+        self._on_client = on_client
         self.fronts = VllmFronts(voice)
         self.public: PublicSteps | None = None
         """Set where the engine core cannot be hooked."""
@@ -175,6 +178,7 @@ class FrontHooks:
             Hook(renderer + "render_chat_async", (Stage.TEMPLATE,), (), before=self._render, is_async=True),
             Hook(renderer + "tokenize_prompts_async", (Stage.TEMPLATE, Stage.TOKENISE), ("prompts",),
                  before=self._tokenise, after=self._tokenised, is_async=True),
+            Hook("vllm.v1.engine.async_llm:AsyncLLM.__init__", (), (), after=self._client),
             Hook("vllm.v1.engine.async_llm:AsyncLLM.add_request", (Stage.ADMISSION,), ("request_id", "prompt"),
                  before=self._handed, after=self._hand_over, failed=self._hand_failed, is_async=True),
             Hook(outputs + "OutputProcessor.add_request", (Stage.ADMISSION, Stage.STREAM), ("request",),
@@ -197,14 +201,15 @@ class FrontHooks:
         for hook in self.server_table():
             self.patches.put(hook)
 
-    def tell_server_coverage(self) -> None:
-        """Say how the front end's stages are measured in a server."""
-        lost = self.patches.lost([*self.server_table(), *self.table()])
+    def tell_coverage(self, *, server: bool) -> None:
+        """Say how the front end's stages are measured, in a server or for callers of `AsyncLLM`."""
+        lost = self.patches.lost([*(self.server_table() if server else ()), *self.table()])
+        handed = "ASGI send" if server else "the caller"
         named = {
-            Stage.RECEIVE: "ASGI middleware → OpenAIServingChat.create_chat_completion",
+            Stage.RECEIVE: "ASGI middleware → OpenAIServingChat.create_chat_completion" if server else _ADD,
             Stage.TEMPLATE: "BaseRenderer.render_chat_async → .tokenize_prompts_async",
             Stage.TOKENISE: "BaseRenderer.tokenize_prompts_async",
-            Stage.STREAM: "get_output → OutputProcessor.process_outputs → ASGI send",
+            Stage.STREAM: f"token ids on the host → OutputProcessor.process_outputs → {handed}",
         }
         for stage, path in named.items():
             if stage in lost:
@@ -213,6 +218,9 @@ class FrontHooks:
                 self.voice.cover(stage, "measured", path)
         if self.public is not None:
             self.public.tell_coverage()
+
+    def _client(self, _token: Any, _result: Any, client: Any, *_args: Any, **_kwargs: Any) -> None:
+        self._on_client(client)
 
     # --- the server ---
 
@@ -328,7 +336,7 @@ class FrontHooks:
         offline = not front.needle
         answer = self.fronts.add(front, request.request_id, request.external_req_id or "", offline=offline)
         if answer.first:
-            # What the client does between the token ids and this call (validation, cloning) belongs to the handing over.
+            # What the client does between the token ids and this call (validation, copies) belongs to the handing over.
             at = self.fronts.handed.pop(front.key, 0) or now()
             self.voice.emit_lifecycle(events.Begin(at, front.key, Stage.ADMISSION))
             if not front.tokenised and request.prompt_token_ids:

@@ -34,6 +34,7 @@ class PublicSteps:
         self._stats: Any = None
         self._members: dict[str, int] = {}
         self._count = 0
+        self._begin = 0
         self._last = 0
         self._preempted = 0
 
@@ -106,6 +107,7 @@ class PublicSteps:
     def _step(self, begin: int, token: int, members: dict[str, int], odd: list[int]) -> None:
         before, self._members = self._members, members
         self._count += 1
+        begin = self._begin = min(max(begin, self._begin + 1), token)  # steps are told, and sorted, by their begin
         step = events.Step(begin, self._count, batch=len(members), token=token - begin, end=token - begin)
         step.joined = pack_u32([key for rid, key in members.items() if rid not in before])
         step.left = pack_u32([key for rid, key in before.items() if rid not in members])

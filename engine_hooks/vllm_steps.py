@@ -46,8 +46,18 @@ _REASONS: Final = {
 class Tracked:
     """A request inside the engine, as last told to the viewer. Times are monotonic ns."""
 
-    __slots__ = ("key", "request", "lookup", "allocated", "attempts", "waiting", "resumed", "blocks", "finished",
-                 "cached")  # fmt: skip
+    __slots__ = (
+        "allocated",
+        "attempts",
+        "blocks",
+        "cached",
+        "finished",
+        "key",
+        "lookup",
+        "request",
+        "resumed",
+        "waiting",
+    )  # fmt: skip
 
     def __init__(self, key: int, request: Any) -> None:
         self.key = key
@@ -65,8 +75,22 @@ class Tracked:
 class OpenStep:
     """A step that was scheduled and whose output is not there yet."""
 
-    __slots__ = ("n", "begin", "scheduled", "tokens", "keys", "joined", "left", "blocks", "runs", "gauges", "counts",
-                 "total", "token", "marks")  # fmt: skip
+    __slots__ = (
+        "begin",
+        "blocks",
+        "counts",
+        "gauges",
+        "joined",
+        "keys",
+        "left",
+        "marks",
+        "n",
+        "runs",
+        "scheduled",
+        "token",
+        "tokens",
+        "total",
+    )  # fmt: skip
 
     def __init__(self, n: int, begin: int) -> None:
         self.n = n
@@ -342,8 +366,8 @@ class StepRecorder:
         begin = step.begin
         used, cached, free, waiting, running = step.gauges
         event = events.Step(
-            begin, step.n, _offset(step.scheduled, begin), -1, -1, -1, -1, -1, -1, _offset(step.token, begin), end - begin,
-            len(step.keys), step.total, pack_u32(step.joined), pack_u32(step.left), pack_u32(odd),
+            begin, step.n, _offset(step.scheduled, begin), -1, -1, -1, -1, -1, -1, _offset(step.token, begin),
+            end - begin, len(step.keys), step.total, pack_u32(step.joined), pack_u32(step.left), pack_u32(odd),
             pack_u32(step.blocks), pack_u32(step.runs), used, cached, free, waiting, running, self.preempted,
         )  # fmt: skip
         event.graph = self.graph

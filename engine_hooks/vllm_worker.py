@@ -90,6 +90,10 @@ class WorkerHooks:
             Hook(_DEVICE, (), (), after=self._before_loading),
         ]
 
+    def loading(self) -> Hook:
+        """The place where the weights are read and not packed away yet; only a worker has its module."""
+        return Hook(_LOADED, (), ("model",), before=self._loaded)
+
     def adopt(self, worker: Any) -> None:
         """Put the hooks on the runner of `worker` (a vLLM worker with its model loaded)."""
         runner = getattr(worker, "model_runner", None)
@@ -146,7 +150,7 @@ class WorkerHooks:
     # --- the model ---
 
     def _before_loading(self, *_args: Any, **_kwargs: Any) -> None:
-        self.patches.put(Hook(_LOADED, (), ("model",), before=self._loaded))
+        self.patches.put(self.loading())
 
     def _loaded(self, model: Any, *_args: Any, **_kwargs: Any) -> None:
         # Counted before the CPU packs its weights away; a draft model comes second and is smaller.

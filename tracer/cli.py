@@ -140,7 +140,7 @@ def _headless(this: Any, options: argparse.Namespace) -> int:
         this.say(this.untraced)
     facts = {"name": this.name, "command": this.job.title, "exit_code": outcome.exit_code,
              "seconds": round(this.seconds, 3), "log": this.log.path}  # fmt: skip
-    _print_summary(outcome.snapshot, options.json, {"run": facts, **this.job.extra()})
+    _print_summary(outcome.snapshot, options.json, {"run": facts, **this.job.extra(outcome.snapshot)})
     return outcome.exit_code
 
 

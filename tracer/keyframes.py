@@ -35,6 +35,7 @@ from tracer.state_records import (
     BlocksRecord,
     HistoryRecord,
     Keyframe,
+    Present,
     RateRecord,
     SourceRecord,
     TimerRecord,
@@ -43,6 +44,7 @@ from tracer.state_records import (
     early_record,
     instants_of,
     late_record,
+    packed,
     state_version,
     steps_record,
 )
@@ -58,7 +60,6 @@ _KEPT_OF_STEPS: Final = (
     "graph",
 )  # fmt: skip
 
-_encode: Final = msgspec.msgpack.Encoder().encode
 Ints = npt.NDArray[np.int64]
 Row = tuple[Any, ...]
 Rows = list[tuple[Request, Row]]
@@ -130,6 +131,7 @@ class Keyframer:
         self._steps: dict[str, _Steps] = {}
         self._over: list[int] = []
         self._told: dict[int, tuple[Row, Row, Row]] = {}
+        self._marks: dict[int, Row] = {}
         self._runs: dict[int, int] = {}
         """Index of the first step that a request's settled tokens refer to."""
         self._timers: dict[str, Ints] = {}
@@ -178,7 +180,7 @@ class Keyframer:
         base = not 0 <= self._since_base < self._chain - 1
         self._since_base = 0 if base else self._since_base + 1
         if base:
-            self._over, self._told, self._timers, self._rates = [], {}, {}, [None] * 3
+            self._over, self._told, self._marks, self._timers, self._rates = [], {}, {}, {}, [None] * 3
         state, table = self.state, self.state.requests
         firsts = {name: self._steps.setdefault(name, _Steps()).next for name in state.sources}
         for name, source in state.sources.items():
@@ -191,10 +193,7 @@ class Keyframer:
         came, gone = _moves(self._over, serials)
         self._over = serials
         changed = {request.serial for request, _ in late}.intersection(serials)
-        keyframe = Keyframe(
-            version=state_version(),
-            number=number,
-            base=base,
+        present = Present(
             keep_finished=table._keep,
             keep_steps=state._keep_steps,
             seqs=dict(seqs),
@@ -202,17 +201,8 @@ class Keyframer:
             began=state.began,
             unknown=state.unknown,
             received_total=state.received_total,
-            sources=[self._source(source, None if base else firsts[name]) for name, source in state.sources.items()],
+            sources=[self._source(source) for source in state.sources.values()],
             live=pack_u32(request.serial for request in live),
-            gone=pack_u32(gone),
-            came=pack_u32(came),
-            early=_told(early, early_record(), _early_rows(early)),
-            late=_told(late, late_record(), _late_rows(late)),
-            steps=_told(steps, steps_record(), self._step_rows(steps)),
-            weights=_packed([
-                value for serial, (_, texts, tokens) in table._weighty.items() if serial in changed
-                for value in (serial, texts, tokens)
-            ]),
             peers={
                 name: [request.serial for request in peers]
                 for name, peers in table._by_name.items() if len(peers) != 1
@@ -223,10 +213,29 @@ class Keyframer:
             over_incomplete=table.over_incomplete,
             texts=table._texts,
             tokens=table._tokens,
+        )  # fmt: skip
+        keyframe = Keyframe(
+            version=state_version(),
+            number=number,
+            base=base,
+            present=packed(present),
+            histories={
+                name: self._history(self._steps[name], source.batch, None if base else firsts[name])
+                for name, source in state.sources.items()
+            },
+            gone=pack_u32(gone),
+            came=pack_u32(came),
+            early=_told(early, early_record(), _early_rows(early)),
+            late=_told(late, late_record(), _late_rows(late)),
+            steps=_told(steps, steps_record(), self._step_rows(steps)),
+            weights=_packed([
+                value for serial, (_, texts, tokens) in table._weighty.items() if serial in changed
+                for value in (serial, texts, tokens)
+            ]),
             rates=[self._rate(place, log) for place, log in enumerate((state.received, state.scheduled, state.produced))],
             timers=[self._timer(name, state.timers._timers[name]) for name in TIMERS],
         )  # fmt: skip
-        return _encode(keyframe), base
+        return msgspec.msgpack.encode(keyframe), base
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -234,18 +243,24 @@ class Keyframer:
         """Of which requests early, late, or steps' fields are not what the keyframes before have told."""
         groups = [attrgetter(*columns_of(group)) for group in ("early", "late", "steps")]
         told, self._told = self._told, {}
+        marks, self._marks = self._marks, {}
         changes: tuple[Rows, Rows, Rows] = [], [], []
         for request in requests:
-            settled = request.settled
+            serial, settled = request.serial, request.settled
+            if request.over is not None:
+                mark = self._marks[serial] = _mark(request)
+                if marks.get(serial) == mark:
+                    self._told[serial] = told[serial]
+                    continue
             early, late, steps = [_frozen(group(request)) for group in groups]
             steps += (settled.count, settled.last, len(settled.times), *settled.parts, settled.step, settled.token,
                       settled.end, id(request.batch))  # fmt: skip
             now = (early, late, steps)
-            before = told.get(request.serial, (None, None, None))
+            before = told.get(serial, (None, None, None))
             for rows, then, values in zip(changes, before, now, strict=True):
                 if then != values:
                     rows.append((request, values))
-            self._told[request.serial] = now
+            self._told[serial] = now
         self._runs = {serial: first for serial, first in self._runs.items() if serial in self._told}
         return changes
 
@@ -289,8 +304,7 @@ class Keyframer:
 
     # --- sources --------------------------------------------------------------------------------------------------------
 
-    def _source(self, source: Source, first: int | None) -> SourceRecord:
-        """A source. `first`: index of the first step that is to be told, None for all."""
+    def _source(self, source: Source) -> SourceRecord:
         return SourceRecord(
             name=source.name,
             header=source.header,
@@ -308,10 +322,10 @@ class Keyframer:
             evicted=source.evicted,
             last_step_end=source.last_step_end,
             blocks=_blocks(source.blocks),
-            batch=self._batch(source.name, source.batch, first),
+            batch=self._batch(source.batch),
         )
 
-    def _batch(self, name: str, batch: Batch, first: int | None) -> BatchRecord:
+    def _batch(self, batch: Batch) -> BatchRecord:
         kept = self.state.requests
         return BatchRecord(
             members=_pairs(batch.members),
@@ -327,10 +341,10 @@ class Keyframer:
                 if request.serial in kept.live or request.serial in kept.over
             ],
             recent=len(batch._recent),
-            history=self._history(self._steps[name], batch, first),
         )  # fmt: skip
 
     def _history(self, steps: _Steps, batch: Batch, first: int | None) -> HistoryRecord:
+        """The history's news. `first`: index of the first step that is to be told, None for all."""
         history = batch.history
         base = first is None
         needed = max(len(history), len(batch._recent))
@@ -381,13 +395,14 @@ class Keyframer:
         before = self._timers.get(name)
         places = np.flatnonzero(flat if before is None else flat != before)
         self._timers[name] = flat
-        return TimerRecord(list(timer._heads), np.diff(places, prepend=0).tolist(), flat[places].tolist())
+        steps = np.diff(places, prepend=0).astype("<u4")
+        return TimerRecord(list(timer._heads), steps.tobytes(), flat[places].astype("<i8").tobytes())
 
 
 def _told(rows: Rows, record: Any, told: Iterable[list[Any]]) -> Told:
     """Rows as columns, with whose they are."""
     columns = [list(column) for column in zip(*told, strict=True)] or [[] for _ in record.__struct_fields__]
-    return Told(pack_u32(request.serial for request, _ in rows), msgspec.Raw(_encode(record(*columns))))
+    return Told(pack_u32(request.serial for request, _ in rows), packed(record(*columns)))
 
 
 def _early_rows(rows: Rows) -> Iterator[list[Any]]:
@@ -420,6 +435,18 @@ def _make_relative(row: list[Any], places: Iterable[int], origin: int) -> None:
         instant = row[place]
         if instant is not None:
             row[place], origin = instant - origin, instant
+
+
+def _mark(request: Request) -> Row:
+    """What tells that a finished request has changed: events raise its version; what ages (steps that leave the history,
+    texts and instants that are over their budget) does not."""
+    settled = request.settled
+    return (
+        request.version, request.over, request.produced, len(request.spans), settled.count, len(settled.times),
+        len(request.output), request.prompt_text is None, len(request.prompt_ids),
+        sum([isinstance(part.step, int) for part in request.passes]),
+        sum([isinstance(part.step, int) for part in request.redo]),
+    )  # fmt: skip
 
 
 def _frozen(values: Row) -> Row:

@@ -8,7 +8,6 @@ version can use (an engine recorded it, another version did, it is damaged), a `
 from __future__ import annotations
 
 import contextlib
-import gc
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -22,7 +21,8 @@ from tracer.frames import SequenceCheck
 from tracer.intake import Delivery
 from tracer.keyframes import Keyframer
 from tracer.recording import KEYFRAME_NS
-from tracer.restore import KeyframeError, restore, usable
+from tracer.restore import restore, usable, without_collections
+from tracer.restored_requests import KeyframeError
 from tracer.state.trace_state import TraceState
 from tracer.trace_file import TraceFile
 from tracer.zstd_frames import pack, unpack
@@ -185,6 +185,8 @@ class Cursor:
         """When the last event taken in was known (ns)."""
         self.reseated = 0
         """How often `state` became another object."""
+        self.active = self.due
+        """When something was last known to happen (ns): more than signs of life."""
         self._checks: dict[str, SequenceCheck] = {}
         self._next = 0
         self._items: list[Item] = []
@@ -206,7 +208,7 @@ class Cursor:
         if item is not None:
             self._at += 1
             _take(self.state, item)
-            self.due = max(self.due, item.due)
+            self._passed(self._at - 1)
         return item
 
     def advance(self, until: int, budget_ns: int | None = None) -> bool:
@@ -214,18 +216,28 @@ class Cursor:
         deadline = None if budget_ns is None else time.perf_counter_ns() + budget_ns
         state = self.state
         count = 0
+        in_time = True
         while (item := self.peek()) is not None and item.due <= until:
             # Within a block there is nothing to look up between two items.
             items, at = self._items, self._at
-            while at < len(items) and items[at].due <= until:
+            while in_time and at < len(items) and items[at].due <= until:
                 _take(state, items[at])
                 at += 1
                 count += 1
-                if deadline is not None and not count % 64 and time.perf_counter_ns() > deadline:
-                    self.due, self._at = max(self.due, items[at - 1].due), at
-                    return False
-            self.due, self._at = max(self.due, items[at - 1].due), at
+                in_time = deadline is None or count % 64 != 0 or time.perf_counter_ns() <= deadline
+            begin, self._at = self._at, at
+            self._passed(begin)
+            if not in_time:
+                return False
         return True
+
+    def _passed(self, begin: int) -> None:
+        """The items of the block from `begin` on were taken in."""
+        for item in reversed(self._items[begin : self._at]):
+            self.due = max(self.due, item.due)
+            if item.event is not None and not is_calm(item.event):
+                self.active = max(self.active, item.due)
+                return
 
     def jump(self, t: int) -> None:
         """Go to the nearest place at or before the instant `t` (ns) that is quick to reach: `advance` does the rest."""
@@ -238,7 +250,7 @@ class Cursor:
             return  # there is nothing nearer than where we are
         self.state, self._next, self._checks = state, block, checks
         self._items, self._at = [], 0
-        self.due = reached
+        self.due = self.active = reached
         self.reseated += 1
 
     def next_activity(self) -> int | None:
@@ -280,18 +292,6 @@ def _take(state: TraceState, item: Item) -> None:
     if item.header is not None:
         state.add_source(item.header)
     state.unknown += item.unknown
-
-
-@contextlib.contextmanager
-def without_collections() -> Iterator[None]:
-    """Keep the garbage collector from walking a state in the making again and again: nothing in it is garbage."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def load(

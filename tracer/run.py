@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from tracer.bus import Bus
 from tracer.child import Child, ChildError
@@ -25,6 +25,9 @@ from tracer.engine_log import EngineLog, new_log
 from tracer.intake import Delivery
 from tracer.sockets import default_directory, private_directory, search_directories
 from tracer.sources import DirectorySource
+
+if TYPE_CHECKING:
+    from tracer.state.view import Snapshot
 
 RUN_PREFIX: Final = "run-"
 """Folders of runs below the socket directory are called so."""
@@ -77,8 +80,8 @@ class Job(Protocol):
     async def finish(self) -> None:
         """Undo `started`; called once, before the command is ended."""
 
-    def extra(self) -> dict[str, object]:
-        """What to add to the JSON summary."""
+    def extra(self, snapshot: Snapshot) -> dict[str, object]:
+        """What to add to the JSON summary; `snapshot` is what it is about."""
 
 
 @dataclass(slots=True)
@@ -104,7 +107,7 @@ class Command:
     async def finish(self) -> None:
         """Nothing to undo."""
 
-    def extra(self) -> dict[str, object]:
+    def extra(self, snapshot: Snapshot) -> dict[str, object]:
         """Nothing."""
         return {}
 

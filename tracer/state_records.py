@@ -20,9 +20,11 @@ from typing import Any, Final
 import msgspec
 
 import tracer
+from tracer.blocks import MAX_RAW
 from tracer.events import Coverage, Engine, Header, Heartbeat, HookFault, Step
 from tracer.state import requests, steps
 from tracer.state.requests import Request
+from tracer.zstd_frames import PackingError, pack, unpack
 
 LAYOUT: Final = 1
 """Raised when the meaning of a record changes without its fields."""
@@ -105,7 +107,6 @@ class BatchRecord(msgspec.Struct, array_like=True):
     unsettled: bytes
     left: list[tuple[int, int]]
     recent: int
-    history: HistoryRecord
 
 
 class SourceRecord(msgspec.Struct, array_like=True):
@@ -141,32 +142,35 @@ class RateRecord(msgspec.Struct, array_like=True):
 
 
 class TimerRecord(msgspec.Struct, array_like=True):
-    """`WindowedTimer`, all its counts in one row: `places` that changed (differences) and the counts there."""
+    """`WindowedTimer`, all its counts in one row: packed u32 `places` that changed (differences) and packed i64 `counts`
+    there."""
 
     heads: list[int]
-    places: list[int]
-    counts: list[int]
+    places: bytes
+    counts: bytes
+
+
+class Packed(msgspec.Struct, array_like=True):
+    """Something encoded and packed by itself (`frame`, of `size` bytes unpacked), so that it need not be unpacked."""
+
+    size: int
+    frame: bytes
 
 
 class Told(msgspec.Struct, array_like=True):
     """Columns (`early_record`, `late_record`, `steps_record`) and the requests, packed u32, that their rows are of."""
 
     requests: bytes
-    columns: msgspec.Raw
+    columns: Packed
 
 
-class Keyframe(msgspec.Struct, array_like=True):
-    """The state after the block `number` and all before it. `version` stays the first field for ever.
+class Present(msgspec.Struct, array_like=True):
+    """What a keyframe tells whole.
 
-    `seqs`: number of the next event of each source. `live`: packed u32 live requests, in order; `gone` and `came`:
-    those that left the finished ones, and that joined them, in order. `early`, `late` and `steps`: what has changed of
-    which requests. `weights`: packed i64 triples (request, characters, tokens) of finished ones. `peers`: requests of a
-    name that several have.
+    `seqs`: number of the next event of each source. `live`: packed u32 live requests, in order. `peers`: requests of a
+    name that several have. The rest is from `TraceState` and `RequestTable`.
     """
 
-    version: str
-    number: int
-    base: bool
     keep_finished: int
     keep_steps: int
     seqs: dict[str, int]
@@ -176,12 +180,6 @@ class Keyframe(msgspec.Struct, array_like=True):
     received_total: int
     sources: list[SourceRecord]
     live: bytes
-    gone: bytes
-    came: bytes
-    early: Told
-    late: Told
-    steps: Told
-    weights: bytes
     peers: dict[str, list[int]]
     serial: int
     finished_total: int
@@ -189,6 +187,27 @@ class Keyframe(msgspec.Struct, array_like=True):
     over_incomplete: int
     texts: int
     tokens: int
+
+
+class Keyframe(msgspec.Struct, array_like=True):
+    """The state after the block `number` and all before it. `version` stays the first field for ever.
+
+    `present` is a packed `Present`; all else is what has changed since the keyframe before: `histories` of each source;
+    finished requests (packed u32) that are `gone`, and that `came`, in order; `early`, `late` and `steps` of requests;
+    `weights`, packed i64 triples (request, characters, tokens) of finished ones.
+    """
+
+    version: str
+    number: int
+    base: bool
+    present: Packed
+    histories: dict[str, HistoryRecord]
+    gone: bytes
+    came: bytes
+    early: Told
+    late: Told
+    steps: Told
+    weights: bytes
     rates: list[RateRecord]
     timers: list[TimerRecord]
 
@@ -261,7 +280,7 @@ def state_version() -> str:
     """Names the layout of keyframes and the code that folds events: equal versions give equal states."""
     digest = hashlib.blake2b(digest_size=12)
     digest.update(f"{LAYOUT} {tracer.__version__}".encode())
-    for record in (Keyframe, SourceRecord, BatchRecord, HistoryRecord, BlocksRecord, RateRecord, TimerRecord,
+    for record in (Keyframe, Present, SourceRecord, BatchRecord, HistoryRecord, BlocksRecord, RateRecord, TimerRecord,
                    early_record(), late_record(), steps_record()):  # fmt: skip
         for field in msgspec.structs.fields(record):
             digest.update(f"{field.name}:{field.type}".encode())
@@ -272,6 +291,19 @@ def state_version() -> str:
         except OSError:  # an installation without sources: the version has to do
             continue
     return digest.hexdigest()
+
+
+def packed(value: object) -> Packed:
+    """`value`, encoded and packed."""
+    content = msgspec.msgpack.encode(value)
+    return Packed(len(content), pack(content))
+
+
+def unpacked(record: Packed) -> bytes:
+    """What was packed. Raises PackingError."""
+    if not 0 <= record.size <= MAX_RAW:
+        raise PackingError("is too large")
+    return unpack(record.frame, record.size)
 
 
 def packed_version() -> bytes:

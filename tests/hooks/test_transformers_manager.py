@@ -119,7 +119,7 @@ def test_tokens_blocks_and_order_equal_the_engines(
             produced[key] = produced.get(key, 0) + exceptions.get(key, (1, 1))[1]
         marks = [step.scheduled, step.launched, step.embed, step.layers, step.head, step.logits, step.sampled]
         assert marks == sorted(marks)
-        assert 0 < step.scheduled
+        assert step.scheduled > 0
         assert step.sampled <= step.token <= step.end
     assert {names[key]: count for key, count in produced.items()} == {
         rid: event.output_tokens for rid, event in finished.items()

@@ -88,18 +88,43 @@ def view(views: tuple[RequestView, ...] | list[RequestView], rid: str) -> Reques
     return found
 
 
-def agrees(ours_ms: float | None, theirs_ns: int) -> bool:
-    """Within 2 ms or 1 %, whichever is larger."""
+def agrees(ours_ms: float | None, theirs_ns: int, lateness_ms: float) -> bool:
+    """Within 2 ms or 1 %, whichever is larger, beyond the client's own lateness."""
     assert ours_ms is not None
     theirs_ms = theirs_ns / 1e6
-    return abs(ours_ms - theirs_ms) <= max(2.0, theirs_ms / 100)
+    return abs(ours_ms - theirs_ms) <= max(2.0, theirs_ms / 100) + lateness_ms
+
+
+class Lateness:
+    """How late this process gets its turn: what it adds to every instant that it notes. Near nothing on an idle
+    machine, many milliseconds where others compete for the cores."""
+
+    async def __aenter__(self) -> Lateness:
+        self._late: list[float] = []
+        self._task = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        self._task.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            due = time.monotonic() + 0.005
+            await asyncio.sleep(0.005)
+            self._late.append((time.monotonic() - due) * 1e3)
+
+    @property
+    def ms(self) -> float:
+        """The 90th percentile so far."""
+        return statistics.quantiles(self._late, n=10)[-1]
 
 
 async def test_one_after_another_the_clients_stopwatch_agrees(server: Server) -> None:
     client = client_of(server)
     await ask(client, server.model, "warm up the connection", 2)
     with server.collect() as collector:
-        watches = [await ask(client, server.model, question, 16) for question in QUESTIONS * 2]
+        async with Lateness() as lateness:
+            watches = [await ask(client, server.model, question, 16) for question in QUESTIONS * 2]
         collector.stop()
     assert collector.missing == 0
     views = folded(collector).snapshot().requests
@@ -111,14 +136,14 @@ async def test_one_after_another_the_clients_stopwatch_agrees(server: Server) ->
         assert [stage.status for stage in seen.stages] == [Status.MEASURED] * 12
         differences.append((seen.ttft_ms or 0) - (watch.first - watch.sent) / 1e6)
         differences.append((seen.e2e_ms or 0) - (watch.last - watch.sent) / 1e6)
-    print("tracer - stopwatch, ms:", [round(d, 2) for d in differences])
+    print("tracer - stopwatch, ms:", [round(d, 2) for d in differences], f"client late by {lateness.ms:.2f} ms")
     close = [
-        agrees(view(list(views), w.rid).ttft_ms, w.first - w.sent)
-        and agrees(view(list(views), w.rid).e2e_ms, w.last - w.sent)
+        agrees(view(list(views), w.rid).ttft_ms, w.first - w.sent, lateness.ms)
+        and agrees(view(list(views), w.rid).e2e_ms, w.last - w.sent, lateness.ms)
         for w in watches
     ]
     # Whatever else the machine runs delays the client's process, never the other way round: the median request agrees.
-    assert statistics.median(abs(difference) for difference in differences) <= 2.0, differences
+    assert statistics.median(abs(difference) for difference in differences) <= 2.0 + lateness.ms, differences
     assert close.count(True) >= len(close) / 2, differences
     shares = [(v.unattributed_ms or 0) / (v.e2e_ms or 1) for v in views if v.phase is Phase.DONE]
     assert statistics.quantiles(shares, n=20)[-1] < 0.01, shares
@@ -240,3 +265,32 @@ async def test_a_wrong_request_is_closed_with_its_status(server: Server) -> None
     (seen,) = folded(collector).snapshot().requests
     assert seen.phase is Phase.DONE
     assert seen.status_code == 422
+
+
+async def test_with_eight_clients_at_once_what_lies_outside_the_server_is_told(server: Server) -> None:
+    from engine_hooks.clients import Stopwatch as ClientWatch
+    from engine_hooks.demo import outside_server
+
+    client = client_of(server)
+    with server.collect() as collector:
+        watches = await asyncio.gather(
+            *(ask(client, server.model, QUESTIONS[n % len(QUESTIONS)], 12, extra_headers={"X-Request-Id": f"c{n}"})
+              for n in range(8))
+        )  # fmt: skip
+        collector.stop()
+    seen = folded(collector).snapshot().requests
+    assert len(seen) == 8
+    records = {
+        f"c{n}": ClientWatch(kind="question", client_id=f"c{n}", rid=w.rid, streaming=True, sent=w.sent, first=w.first,
+                             last=w.last, done=w.last)
+        for n, w in enumerate(watches)
+    }  # fmt: skip
+    outside = outside_server(records, seen)
+    print("outside the server:", outside)
+    assert outside["ttft"]["count"] == outside["e2e"]["count"] == 8
+    # The clock is the same one: a client cannot have seen its token before the server handed it out.
+    assert outside["ttft"]["p50_ms"] > -1
+    by_hand = sorted(
+        (w.first - w.sent) / 1e6 - (view(list(seen), w.rid).ttft_ms or 0) for w in watches
+    )
+    assert outside["ttft"]["p50_ms"] == pytest.approx(by_hand[4], abs=0.01)

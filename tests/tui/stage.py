@@ -78,6 +78,17 @@ async def settle(pilot: Pilot[Any]) -> None:
     await pilot.pause()
 
 
+async def flushed(pilot: Pilot[Any]) -> None:
+    """Wait until the terminal has been sent everything that was drawn."""
+    await settle(pilot)
+    screen = pilot.app.screen
+    for _ in range(200):
+        if not (screen._dirty_widgets or compositor_of(screen)._dirty_regions or screen._layout_required):
+            return
+        await pilot.pause(0.01)
+    raise AssertionError("the screen never comes to rest")
+
+
 def compositor_of(screen: Screen[Any]) -> Compositor:
     """What composes a screen."""
     return screen._compositor
@@ -117,6 +128,7 @@ class Terminal:
     def __init__(self, width: int, height: int) -> None:
         self.screen = pyte.Screen(width, height)
         self._stream = pyte.Stream(self.screen)
+        self._stream.feed("\x1b[?7l")  # as Textual's driver does: no wrapping at the right edge
 
     def feed(self, data: str) -> None:
         """Take in sequences."""

@@ -71,7 +71,7 @@ async def test_incremental_screen_is_right_under_and_after_overlays(busy: Timeli
     app = capturing(feed)
     app.NOTIFICATION_TIMEOUT = 0.3
     terminal = Terminal(120, 36)
-    async with app.run_test(headless=False, size=(120, 36)) as pilot:
+    async with app.run_test(headless=False, size=(120, 36), notifications=True) as pilot:
         await settle(pilot)
 
         async def frames(count: int) -> None:

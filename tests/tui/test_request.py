@@ -50,7 +50,7 @@ async def test_every_stage_is_seen_on_the_elastic_axis_whatever_its_length(busy:
         assert screen.stages.scale is Scale.ELASTIC
         for info in STAGES:
             row = next(row for row in rows_of(app) if info.label in row[:18])
-            assert any(glyph in row[16:60] for glyph in "█░▏▎▍▌▋▊▉"), info.label
+            assert any(glyph in row[16:62] for glyph in "█░▏▎▍▌▋▊▉"), info.label
 
 
 async def test_x_goes_through_the_scales(busy: Timeline) -> None:
@@ -153,7 +153,7 @@ async def test_left_and_right_go_to_the_neighbours_and_escape_back_to_the_row(bu
 
 async def test_the_ends_of_the_list_are_told(busy: Timeline) -> None:
     app = app_at(busy, AT)
-    async with app.run_test(size=(120, 40)) as pilot:
+    async with app.run_test(size=(120, 40), notifications=True) as pilot:
         await settle(pilot)
         screen = await opened(pilot, app, app.live.listing.rows[-1].id)
         before = screen.request_id

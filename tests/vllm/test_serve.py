@@ -148,7 +148,8 @@ async def test_a_shared_start_is_a_hit_and_a_long_prompt_comes_in_chunks(server:
 async def test_too_little_memory_is_a_preemption_with_what_it_cost(server: VllmServer) -> None:
     client = client_of(server)
     # Two that need a fifth block before they are done and a last one that has two: the eleventh goes to the first.
-    prompts = [" ".join(f"{word} {n}" for n in range(count)) for word, count in (("apple", 112), ("pear", 112), ("plum", 50))]
+    lengths = (("apple", 112), ("pear", 112), ("plum", 50))
+    prompts = [" ".join(f"{word} {n}" for n in range(count)) for word, count in lengths]
     with server.view() as viewer:
         asked = []
         for text in prompts:

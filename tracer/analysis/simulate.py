@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tracer.analysis.block_pool import BlockPool, Running
 from tracer.analysis.errors import AnalysisError
 from tracer.analysis.observed import Arrival, Settings
 from tracer.analysis.step_model import StepModel
@@ -39,100 +40,6 @@ class Outcome:
     preemptions: int
 
 
-@dataclass(slots=True, eq=False)
-class _Sequence:
-    """One request inside the engine. `computed` tokens in the KV cache, `todo` still to be computed before the next
-    token, `left` tokens to yield, `private` blocks and `shared` (named) blocks held."""
-
-    index: int
-    todo: int
-    left: int
-    computed: int = 0
-    produced: int = 0
-    private: int = 0
-    shared: list[int] = field(default_factory=list)
-    token: float = -1.0
-    """Instant of its latest token."""
-
-    @property
-    def held(self) -> int:
-        return self.private + len(self.shared)
-
-
-class _Pool:
-    """KV blocks: free, held, or kept for reuse under a name, the least recently used first."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.free = settings.blocks
-        self.users: dict[int, int] = {}
-        """Name of a block → sequences that hold it."""
-        self.kept: dict[int, None] = {}
-        """Those that nobody holds, oldest first."""
-
-    @property
-    def available(self) -> int:
-        return self.free + len(self.kept)
-
-    def tidy(self) -> bool:
-        """Whether the margin is free, after dropping the whole cache for it where that is the way."""
-        least = self.settings.margin * self.settings.blocks
-        if self.free < least and self.settings.evict_all and self.kept:
-            self.evict(len(self.kept))
-        return self.free >= least
-
-    def evict(self, count: int) -> None:
-        for name in list(self.kept)[:count]:
-            del self.kept[name], self.users[name]
-            self.free += 1
-
-    def match(self, names: Sequence[int], most: int) -> list[int]:
-        found = []
-        for name in names[:most]:
-            if name not in self.users:
-                break
-            found.append(name)
-        return found
-
-    def hold(self, names: Sequence[int]) -> None:
-        for name in names:
-            self.kept.pop(name, None)
-            self.users[name] += 1
-
-    def grow(self, sequence: _Sequence, tokens: int) -> bool:
-        """Blocks for so many more tokens; False when there are none."""
-        need = -(-(sequence.computed + tokens) // self.settings.block_size) - sequence.held
-        if need > 0:
-            if need > self.available:
-                return False
-            if need > self.free:
-                self.evict(need - self.free)
-            self.free -= need
-            sequence.private += need
-        return True
-
-    def publish(self, sequence: _Sequence, names: Sequence[int]) -> None:
-        """The blocks of its prompt that are complete can be shared from now on."""
-        complete = min(len(names), sequence.computed // self.settings.block_size)
-        for name in names[len(sequence.shared) : complete]:
-            if name in self.users:
-                # Computed twice at the same time: one copy is enough.
-                self.hold((name,))
-                self.free += 1
-            else:
-                self.users[name] = 1
-            sequence.private -= 1
-            sequence.shared.append(name)
-
-    def release(self, sequence: _Sequence) -> None:
-        self.free += sequence.private
-        for name in sequence.shared:
-            self.users[name] -= 1
-            if not self.users[name]:
-                self.kept[name] = None
-        sequence.private, sequence.shared = 0, []
-
-
 class _Engine:
     """One run. See `simulate`."""
 
@@ -140,11 +47,11 @@ class _Engine:
         self, arrivals: Sequence[Arrival], settings: Settings, step: StepModel, noise: float, seed: int
     ) -> None:
         self.arrivals, self.settings, self.step_model = arrivals, settings, step
-        self.pool = _Pool(settings)
+        self.pool = BlockPool(settings)
         self.clock = 0.0
         self.next = 0
-        self.waiting: deque[_Sequence] = deque()
-        self.running: list[_Sequence] = []
+        self.waiting: deque[Running] = deque()
+        self.running: list[Running] = []
         count = len(arrivals)
         self.scheduled, self.first, self.last, self.cached = (np.full(count, np.nan) for _ in range(4))
         self.gaps: list[Floats] = []
@@ -171,14 +78,14 @@ class _Engine:
     def _arrive(self) -> None:
         while self.next < len(self.arrivals) and self.arrivals[self.next].at <= self.clock:
             arrival = self.arrivals[self.next]
-            self.waiting.append(_Sequence(self.next, arrival.prompt, arrival.output))
+            self.waiting.append(Running(self.next, arrival.prompt, arrival.output))
             self.next += 1
 
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
         roomy = self.pool.tidy()
-        work: list[tuple[_Sequence, int]] = []
+        work: list[tuple[Running, int]] = []
         whole = not self.settings.chunked and self._whole(work)
         budget = 0 if whole else self.settings.budget
         if not whole:
@@ -201,81 +108,63 @@ class _Engine:
             return
         self._advance(work)
 
-    def _admit(self, work: list[tuple[_Sequence, int]], budget: int, roomy: bool) -> None:
+    def _admit(self, work: list[tuple[Running, int]], budget: int, roomy: bool) -> None:
         """Take waiting requests, in order, while there is room."""
         while self.waiting and budget > 0 and len(self.running) < self.settings.slots and not self.blocked:
             if not roomy and work:
                 return
             sequence = self.waiting[0]
-            self._match(sequence)
-            tokens = min(sequence.todo, budget)
-            if not self.pool.grow(sequence, tokens):
-                if not self.running and not work:
-                    self._refuse_endless(sequence)
-                self._unmatch(sequence)
+            found, names = self._match(sequence)
+            tokens = min(sequence.todo - found, budget)
+            if not self.pool.fits(found + tokens, names):
                 return
-            self._start(sequence)
+            self._start(found, names)
+            self.pool.grow(sequence, tokens)
             work.append((sequence, tokens))
             budget -= tokens
 
-    def _whole(self, work: list[tuple[_Sequence, int]]) -> bool:
+    def _whole(self, work: list[tuple[Running, int]]) -> bool:
         """Without chunks: a step of whole prompts alone, if any can be taken. Whoever decodes waits."""
         room = self.settings.budget
         while self.waiting and len(self.running) < self.settings.slots and not self.blocked:
             sequence = self.waiting[0]
-            self._match(sequence)
-            if (work and sequence.todo > room) or not self.pool.grow(sequence, sequence.todo):
-                if not self.running and not work:
-                    self._refuse_endless(sequence)
-                self._unmatch(sequence)
+            found, names = self._match(sequence)
+            tokens = sequence.todo - found
+            if (work and tokens > room) or not self.pool.fits(sequence.todo, names):
                 break
-            self._start(sequence)
-            work.append((sequence, sequence.todo))
-            room -= sequence.todo
+            self._start(found, names)
+            self.pool.grow(sequence, tokens)
+            work.append((sequence, tokens))
+            room -= tokens
         return bool(work)
 
-    def _start(self, sequence: _Sequence) -> None:
-        self.waiting.popleft()
+    def _start(self, found: int, names: list[int]) -> None:
+        """Take the first of those that wait, with what the prefix cache holds of its prompt."""
+        sequence = self.waiting.popleft()
         self.running.append(sequence)
+        self.pool.hold(names)
+        sequence.shared = names
+        sequence.computed = found
+        sequence.todo -= found
         if np.isnan(self.scheduled[sequence.index]):
             self.scheduled[sequence.index] = self.clock
             self.cached[sequence.index] = sequence.computed
 
-    def _match(self, sequence: _Sequence) -> None:
-        """Look its prompt up in the prefix cache. At least one token is left to compute."""
-        if not self.settings.prefix_cache or sequence.computed:
-            return
+    def _match(self, sequence: Running) -> tuple[int, list[int]]:
+        """Tokens of its prompt that the prefix cache holds, and their blocks. At least one is left to compute."""
+        if not self.settings.prefix_cache:
+            return 0, []
         arrival, size = self.arrivals[sequence.index], self.settings.block_size
-        if arrival.hashes is None:
-            # Which prompts share what is not known: the hit that was recorded is taken again.
-            found = 0 if sequence.produced else min(arrival.cached, arrival.prompt - 1)
-            sequence.computed = found
-        else:
-            names = self.pool.match(arrival.hashes, (sequence.todo - 1) // size)
-            self.pool.hold(names)
-            sequence.shared = names
-            sequence.computed = len(names) * size
-        sequence.todo -= sequence.computed
+        names = self.pool.match(arrival.hashes or (), (sequence.todo - 1) // size)
+        # Where token ids do not tell (they were not recorded, or what was shared came before the trace or out of an
+        # answer), the hit that was recorded is taken again.
+        told = 0 if sequence.produced else min(arrival.cached, arrival.prompt - 1)
+        return max(len(names) * size, told), names
 
-    def _unmatch(self, sequence: _Sequence) -> None:
-        """It was not taken after all."""
-        sequence.todo += sequence.computed
-        sequence.computed = 0
-        self.pool.release(sequence)
-
-    def _refuse_endless(self, sequence: _Sequence) -> None:
-        arrival = self.arrivals[sequence.index]
-        raise AnalysisError(
-            f"request {arrival.id} of {arrival.prompt:,} tokens can never be admitted into "
-            f"{self.settings.blocks:,} blocks of {self.settings.block_size}"
-        )
-
-    def _room(self, sequence: _Sequence, tokens: int) -> bool:
+    def _room(self, sequence: Running, tokens: int) -> bool:
         """Blocks for a sequence that decodes; the newest ones give theirs up. False when it had to go itself."""
         while not self.pool.grow(sequence, tokens):
             victim = self.running[-1]
-            if victim is sequence and len(self.running) == 1:
-                self._refuse_endless(sequence)
             self._preempt()
             if victim is sequence:
                 return False
@@ -298,7 +187,7 @@ class _Engine:
         self.blocked = False
         self.steps += 1
 
-    def _advance(self, work: list[tuple[_Sequence, int]]) -> None:
+    def _advance(self, work: list[tuple[Running, int]]) -> None:
         """Run the step: time passes, tokens come out."""
         tokens = sequences = 0
         context = pairs = 0.0
@@ -333,7 +222,7 @@ class _Engine:
         self.clock = instant + (model.after_ms + model.gap_ms) * factor
         self.steps += 1
 
-    def _yield(self, sequence: _Sequence, instant: float, count: int) -> None:
+    def _yield(self, sequence: Running, instant: float, count: int) -> None:
         index = sequence.index
         if np.isnan(self.first[index]):
             self.first[index] = instant
@@ -346,6 +235,19 @@ class _Engine:
             self.pool.release(sequence)
             self.blocked = False
 
+    def _shut(self) -> bool:
+        """Whether nobody can join those that run until one of them ends, whoever comes."""
+        if self.blocked or len(self.running) >= self.settings.slots:
+            return True
+        if not self.waiting:
+            return False
+        sequence, chunked = self.waiting[0], self.settings.chunked
+        roomy = self.pool.tidy() or not chunked
+        found, names = self._match(sequence)
+        room = self.settings.budget - len(self.running) if chunked else sequence.todo
+        tokens = found + min(sequence.todo - found, room)
+        return not roomy or room < 1 or not self.pool.fits(tokens, names)
+
     # --- a stretch of steps ---------------------------------------------------------------------------------------
 
     def _stretch(self) -> bool:
@@ -354,12 +256,11 @@ class _Engine:
         count = len(running)
         if not count or count > settings.budget or any(sequence.todo for sequence in running):
             return False
-        full = count >= settings.slots
-        if self.waiting and not full and not self.blocked:
+        shut = self._shut()
+        if self.waiting and not shut:
             return False
         steps = min(min(sequence.left for sequence in running), _LONGEST_STRETCH)
-        room = self.pool.available // count * settings.block_size - settings.block_size
-        steps = min(steps, room)
+        steps = self.pool.steps_until_full(running, steps)
         if steps < 2:
             return False
         context = float(sum(sequence.computed for sequence in running))
@@ -370,7 +271,7 @@ class _Engine:
         known = instants * factors
         cycles = known + (model.after_ms + model.gap_ms) * factors
         ends = np.cumsum(cycles)
-        if not full and self.next < len(self.arrivals):
+        if not shut and self.next < len(self.arrivals):
             wait = self.arrivals[self.next].at - self.clock
             steps = min(steps, int(np.searchsorted(ends, wait)) + 1)
         tokens = self.clock + ends[:steps] - cycles[:steps] + known[:steps]
@@ -379,9 +280,10 @@ class _Engine:
         self.weights += [np.ones(len(first_gaps)), np.full(steps - 1, size)]
         self.clock += float(ends[steps - 1])
         self.steps += steps
-        for sequence in list(running):
+        for sequence in running:
             self.pool.grow(sequence, steps)
             sequence.computed += steps
+        for sequence in list(running):
             self._yield(sequence, float(tokens[-1]), steps)
         return True
 
@@ -399,4 +301,11 @@ def simulate(
     """
     if settings.slots < 1 or settings.budget < 1 or settings.blocks < 1 or settings.block_size < 1:
         raise AnalysisError("slots, tokens a step and KV blocks must be at least 1")
+    for arrival in arrivals:
+        # The last token is given out, not kept.
+        if -(-(arrival.prompt + arrival.output - 1) // settings.block_size) > settings.blocks:
+            raise AnalysisError(
+                f"request {arrival.id} of {arrival.prompt:,} + {arrival.output:,} tokens can never be held by "
+                f"{settings.blocks:,} blocks of {settings.block_size}"
+            )
     return _Engine(arrivals, settings, step, noise, seed).run()

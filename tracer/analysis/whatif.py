@@ -97,7 +97,8 @@ class Prediction:
 
     def sentence(self) -> str:
         """The effect in one sentence."""
-        first = [self.metric(name) for name in ("ttft_p50", "ttft_p95", "itl_mean", "throughput")]
+        names = ("ttft_p50", "ttft_p95", "itl_mean", "throughput")
+        first = [metric for metric in map(self.metric, names) if np.isfinite(metric.predicted)]
         said = ", ".join(
             f"{_LABELS[metric.name]} {_figure(metric.measured or metric.before)} → {_figure(metric.predicted)} "
             f"{metric.unit} ({metric.change:+.0%})"
@@ -125,9 +126,9 @@ def _value(name: str, scales: bool, text: str) -> Change:
     low = text.lower()
     if name == "device":
         return device(text).name
-    if scales or (name in ("rate", "output") and re.fullmatch(r"[×x*].+", low)):
+    if scales:
         try:
-            factor = float(low.lstrip("×x*"))
+            factor = float(low)
         except ValueError:
             factor = -1.0
         if not 0.001 <= factor <= 1000 or name in ("prefix_cache", "chunked"):
@@ -221,7 +222,7 @@ def what_if(
 
     before, after = pair(found.step, _moved(found, found.step, target), 0.0, 0)
     figures = _figures(observed.arrivals, before), _figures(arrivals, after)
-    measured = _measured_figures(observed)
+    measured = measured_figures(observed)
     ratios: dict[str, list[float]] = {name: [] for name in figures[0]}
     steps = found.replicates or (found.step,)
     affordable = max(_FEWEST_REPLICATES, _REPLAYED // len(observed.arrivals))
@@ -292,7 +293,7 @@ def _figures(arrivals: tuple[Arrival, ...], outcome: Outcome) -> dict[str, float
                         tokens, float(np.nanmax(outcome.last)))  # fmt: skip
 
 
-def _measured_figures(observed: Observed) -> dict[str, float]:
+def measured_figures(observed: Observed) -> dict[str, float]:
     """The same figures as they were measured; those without samples are left out."""
     m = observed.measured
     figures = _percentiles(m.ttft, m.queue, (m.itl, np.ones(len(m.itl))), m.e2e, m.tokens, m.span)

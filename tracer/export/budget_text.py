@@ -15,6 +15,8 @@ _BAR: Final = " ▏▎▍▌▋▊▉█"
 _FEWEST_BAR: Final = 8
 _COLUMNS: Final = 62
 """Cells of a row beside its bar."""
+_LABEL: Final = 21
+"""Cells of the labels below the table."""
 
 
 def budget_main(options: argparse.Namespace, *, width: int = 100, unicode: bool = True) -> tuple[str, dict[str, Any]]:
@@ -34,25 +36,28 @@ def budget_text(made: Budget, *, width: int = 100, unicode: bool = True) -> str:
     if made.tp > 1:
         title += f" × {made.tp}"
     asked = f"{workload.prompt:,} tokens in ({workload.cached:,} cached), {workload.output:,} out"
-    lines = [*_wrapped(f"{title}: {asked}, batch {workload.batch:,}", width), "modelled, not measured", ""]
+    plain = _as_is if unicode else _ascii
+    lines = [*_wrapped(plain(f"{title}: {asked}, batch {workload.batch:,}"), width)]
+    lines += [*_wrapped("modelled, not measured", width), ""]
     lines.append(fit(f"    {'stage':<11}{'ms':>11} {'share':>6}  {'bound by':<22}", width).rstrip())
     longest = max(row.ms for row in made.stages)
     room = max(0, width - _COLUMNS)
     for row in made.stages:
         bar = _bar(row.ms / longest if longest else 0.0, room, unicode) if room >= _FEWEST_BAR else ""
-        text = f"{int(row.stage):>3} {info(row.stage).label:<11}{_ms(row.ms):>11} {_share(row.share):>6}  {row.bound_by}"
+        label = info(row.stage).label
+        text = f"{int(row.stage):>3} {label:<11}{_ms(row.ms):>11} {_share(row.share):>6}  {row.bound_by}"
         lines.append((fit(text, min(width, _COLUMNS - 2)) + bar).rstrip())
     lines.append(fit(f"    {'total':<11}{_ms(made.total_ms):>11}", width).rstrip())
     pace = f"{_ms(made.itl_first_ms)} … {_ms(made.itl_last_ms)}"
     said = f"TTFT {_ms(made.ttft_ms)} ms, ITL {_ms(made.itl_ms)} ms ({pace}); {sentence(made)}"
-    lines += ["", *_wrapped(said, width), ""]
+    lines += ["", *_wrapped(plain(said), width), ""]
+    indent = _LABEL if width >= 2 * _LABEL else 2
     for label, value in _figures(made):
-        lines += _wrapped(f"{label:<22}{value}", width, indent=22)
-    lines += ["", "what this takes for granted:"]
+        lines += _wrapped(plain(f"{label:<{indent}} {value}"), width, indent=indent + 1)
+    lines += ["", *_wrapped("what this takes for granted:", width)]
     for line in made.assumptions:
-        lines += _wrapped(f"- {line}", width, indent=2)
-    text = "\n".join(lines)
-    return text if unicode else _ascii(text)
+        lines += _wrapped(plain(f"- {line}"), width, indent=2)
+    return "\n".join(lines)
 
 
 def _figures(made: Budget) -> list[tuple[str, str]]:
@@ -66,8 +71,8 @@ def _figures(made: Budget) -> list[tuple[str, str]]:
     held = -(-made.workload.prompt // fits.block_size)
     return [
         ("ridge", ridge),
-        ("KV cache", f"{fits.kv_bytes_per_token:,.0f} bytes a token, {_bytes(along.kv)} for the prompt ({held:,} blocks "
-         f"of {fits.block_size}); the batch reads {_bytes(made.step_kv_bytes)} a step"),
+        ("KV cache", f"{fits.kv_bytes_per_token:,.0f} bytes a token, {_bytes(along.kv)} for the prompt ({held:,} "
+         f"blocks of {fits.block_size}); the batch reads {_bytes(made.step_kv_bytes)} a step"),
         ("KV pool", pool if fits.fits else "the weights leave no room on this device: add devices or quantise"),
         ("bytes along the way", f"text {_bytes(along.text)} → ids {_bytes(along.ids)} → residual "
          f"{_bytes(along.residual)} → KV {_bytes(along.kv)} (stays) → {along.out:.0f} bytes a token out"),
@@ -104,10 +109,14 @@ def _bytes(value: float) -> str:
 def _wrapped(text: str, width: int, indent: int = 0) -> list[str]:
     import textwrap
 
-    return textwrap.wrap(text, max(20, width), subsequent_indent=" " * indent, break_long_words=True) or [""]
+    return textwrap.wrap(text, max(indent + 1, width), subsequent_indent=" " * indent, break_long_words=True) or [""]
 
 
 _PLAIN: Final = {"→": "->", "×": "x", "·": "*", "²": "^2", "…": "..", "√": "sqrt", "−": "-"}
+
+
+def _as_is(text: str) -> str:
+    return text
 
 
 def _ascii(text: str) -> str:

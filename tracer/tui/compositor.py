@@ -1,12 +1,12 @@
 """A faster way to write partial updates of the screen, put into Textual while it is the version that we know.
 
 Textual sends a changed span of a line from the left edge of its widget on: for a clock at the right end of a 140-cell
-row that is 140 cells instead of 5. Our replacement for `ChopsUpdate.render_segments` sends the changed columns only,
-never half of a two-cell glyph, says a style only when it changes, and moves the cursor again after text whose width
-terminals disagree about, so that what follows keeps its column.
+row that is 140 cells instead of 5. Our replacement for `ChopsUpdate.render_segments` (and that of `LayoutUpdate`, for
+the whole screen) sends the changed columns only, never half of a two-cell glyph, says a style only when it changes, and
+moves the cursor again after text whose width terminals disagree about, so that what follows keeps its column.
 
-It replaces a private method, so it is only put in place when the version, the signature and the attributes are those
-it was written for; otherwise Textual's own method stays, which draws the same screen with more bytes.
+It replaces two private methods, so it is only put in place when the version and the signatures are those it was written
+for; otherwise Textual's own methods stay, which draw the same screen with more bytes.
 """
 
 from __future__ import annotations
@@ -30,29 +30,28 @@ from tracer.tui.canvas import PlainStrip, plain
 TESTED: Final = ("8.2.8",)
 """Versions of Textual whose `ChopsUpdate` this was checked against."""
 
-_stock: Callable[..., str] | None = None
+_stock: dict[type, Callable[..., str]] = {}
+"""Textual's own methods, while ours are in place."""
 
 
 def patch() -> str:
-    """Put the fast path in place, once; why it was not, in words, or an empty string."""
-    global _stock
-    if _stock is not None:
+    """Put the fast paths in place, once; why they are not, in words, or an empty string."""
+    if _stock:
         return ""
     reason = _mismatch()
     if reason:
         return reason
-    update = _compositor.ChopsUpdate
-    _stock = update.render_segments
-    update.render_segments = render_changed  # type: ignore[method-assign]
+    for kind, ours in ((_compositor.ChopsUpdate, render_changed), (_compositor.LayoutUpdate, render_all)):
+        _stock[kind] = kind.render_segments
+        kind.render_segments = ours  # type: ignore[method-assign]
     return ""
 
 
 def unpatch() -> None:
-    """Give Textual its own method back."""
-    global _stock
-    if _stock is not None:
-        _compositor.ChopsUpdate.render_segments = _stock  # type: ignore[method-assign]
-        _stock = None
+    """Give Textual its own methods back."""
+    for kind, stock in _stock.items():
+        kind.render_segments = stock  # type: ignore[attr-defined]
+    _stock.clear()
 
 
 def _mismatch() -> str:
@@ -60,13 +59,17 @@ def _mismatch() -> str:
     version = getattr(textual, "__version__", "unknown")
     if version not in TESTED:
         return f"Textual {version} is not a tested version ({', '.join(TESTED)})"
-    update: Any = getattr(_compositor, "ChopsUpdate", None)
-    if update is None:
-        return "Textual has no ChopsUpdate"
-    if list(inspect.signature(update.__init__).parameters) != ["self", "chops", "spans", "chop_ends"]:
-        return "ChopsUpdate takes other parameters"
-    if list(inspect.signature(update.render_segments).parameters) != ["self", "console"]:
-        return "ChopsUpdate.render_segments takes other parameters"
+    for name, parameters in (
+        ("ChopsUpdate", ["self", "chops", "spans", "chop_ends"]),
+        ("LayoutUpdate", ["self", "strips", "region"]),
+    ):
+        update: Any = getattr(_compositor, name, None)
+        if update is None:
+            return f"Textual has no {name}"
+        if list(inspect.signature(update.__init__).parameters) != parameters:
+            return f"{name} takes other parameters"
+        if list(inspect.signature(update.render_segments).parameters) != ["self", "console"]:
+            return f"{name}.render_segments takes other parameters"
     return ""
 
 
@@ -77,6 +80,18 @@ def render_changed(self: Any, console: Console) -> str:
         for end, (x, strip) in zip(self.chop_ends[y], self.chops[y].items(), strict=False):
             if strip is not None and x < right and end > left:
                 pen.draw(strip, x, y, max(left, x) - x, min(right, end) - x)
+    return pen.end()
+
+
+def render_all(self: Any, console: Console) -> str:
+    """Terminal sequences for the whole screen, each line placed by itself."""
+    pen = _Pen(console._color_system or ColorSystem.TRUECOLOR)
+    for y, line in enumerate(self.strips, self.region.y):
+        x = self.region.x
+        for strip in line:
+            if strip is not None:
+                pen.draw(strip, x, y, 0, strip.cell_length)
+                x += strip.cell_length
     return pen.end()
 
 

@@ -3,6 +3,7 @@ healthy trace gives none."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -57,8 +58,7 @@ _NO_STAGE: Final[Mapping[str, str]] = {
 }
 """What the verdict calls the place of a finding that is in no stage."""
 
-_BRIEF: Final = 60
-"""Milliseconds that may pass between a cause and a consequence that starts a little earlier."""
+_NEVER: Final = 1 << 62
 
 
 def diagnose(
@@ -127,97 +127,86 @@ def _matters(finding: Finding, evidence: Evidence) -> bool:
 
 
 def _fold(found: Sequence[Finding]) -> list[Finding]:
-    """Put consequences into their causes; the rest, by what they cost."""
+    """Put consequences into their causes; what is left, by what it cost."""
     ranked = sorted(found, key=_weight, reverse=True)
+    into: dict[int, Finding] = {}
+    """Place in `ranked` of a finding that is a consequence → its cause."""
     causes: list[Finding] = []
     for finding in ranked:
-        # Two rules that name each other: the first, that is the larger one, has won already.
-        if any(finding.rule in _ABSORBS.get(cause.rule, ()) and _coincide(cause, finding) for cause in causes):
-            continue
-        causes.append(finding)
-    kept: list[Finding] = []
-    for finding in causes:
-        stronger = [other for other in causes if other is not finding and finding.rule in _ABSORBS.get(other.rule, ())
-                    and _coincide(other, finding) and not _mutual(other, finding)]  # fmt: skip
-        if not stronger:
-            kept.append(finding)
-    kept = _without_explained_queues(kept)
-    kept = _without_mere_comparisons(kept)
-    gone = [finding for finding in ranked if not any(finding is other for other in kept)]
-    out = [_credit(finding, gone) for finding in kept]
+        # Of two rules that name each other the larger one comes first, and takes the other.
+        cause = next((one for one in causes if _absorbs(one, finding)), None)
+        if cause is None:
+            causes.append(finding)
+        else:
+            into[id(finding)] = cause
+    for finding in list(causes):
+        cause = next((one for one in causes if one is not finding and _absorbs(one, finding)
+                      and not _absorbs(finding, one)), None)  # fmt: skip
+        if cause is not None:
+            into[id(finding)] = cause
+            causes.remove(finding)
+    for finding in [one for one in causes if one.rule in _QUEUES]:
+        cause = _slower(causes, finding)
+        if cause is not None:
+            into[id(finding)] = cause
+            causes.remove(finding)
+    for finding in [one for one in causes if one.rule in _COMPARISONS]:
+        cause = next((one for one in causes if one.rule not in _COMPARISONS and _coincide(one, finding) and
+                      (one.stage == finding.stage or one.slowdown >= 1.15 or one.rule in _QUEUES)), None)  # fmt: skip
+        if cause is not None:
+            into[id(finding)] = cause
+            causes.remove(finding)
+    out = [_credit(cause, [one for one in ranked if _root(one, into) is cause and one is not cause]) for cause in causes]
     out.sort(key=_weight, reverse=True)
     return out
 
 
 def _weight(finding: Finding) -> tuple[bool, float]:
-    """What certainly cannot be right stands before what costs time only when it costs nothing itself."""
+    """By lost time, that of an unsure finding at a discount; a dead engine comes before everything."""
     return (finding.rule == "engine-dead", finding.lost_ms * (0.5 + 0.5 * finding.confidence))
 
 
-def _mutual(one: Finding, other: Finding) -> bool:
-    return one.rule in _ABSORBS.get(other.rule, ()) and other.rule in _ABSORBS.get(one.rule, ())
+def _absorbs(cause: Finding, effect: Finding) -> bool:
+    return effect.rule in _ABSORBS.get(cause.rule, ()) and _coincide(cause, effect)
 
 
 def _coincide(cause: Finding, effect: Finding) -> bool:
-    """Whether two findings concern the same engine and time: the effect begins while the cause lasts, or they overlap."""
+    """Whether two findings concern the same engine and the effect begins while the cause lasts, or soon after."""
     if cause.engine and effect.engine and cause.engine != effect.engine:
         return False
-    end = cause.end if cause.end is not None else 1 << 62
-    effect_end = effect.end if effect.end is not None else 1 << 62
-    return effect.start <= end + 5 * NS_PER_S and effect_end >= cause.start - _BRIEF * 1_000_000
+    end = cause.end if cause.end is not None else _NEVER
+    effect_end = effect.end if effect.end is not None else _NEVER
+    return effect.start <= end + 5 * NS_PER_S and effect_end >= cause.start
 
 
-def _without_explained_queues(found: list[Finding]) -> list[Finding]:
-    """A queue is a consequence of whatever slowed the engine down, when without it what was offered could be served."""
-    kept = []
-    for finding in found:
-        if finding.rule in _QUEUES:
-            slowdown = 1.0
-            for other in found:
-                if other is not finding and other.rule not in _QUEUES and _coincide(other, finding):
-                    slowdown *= other.slowdown
-            needed = max(1.3, 0.9 * finding.load) if finding.load else 1.6
-            if slowdown >= needed:
-                continue
-        kept.append(finding)
-    return kept
+def _slower(causes: Sequence[Finding], queue: Finding) -> Finding | None:
+    """What slowed the engine down, when without it what was offered could have been served: the queue is its doing."""
+    mine = [one for one in causes if one.rule not in _QUEUES and one.slowdown > 1.0 and _coincide(one, queue)]
+    needed = max(1.3, 0.9 * queue.load) if queue.load else 1.6
+    if not mine or math.prod(one.slowdown for one in mine) < needed:
+        return None
+    return max(mine, key=lambda one: one.slowdown)
 
 
 _COMPARISONS: Final = frozenset({"slower-than-baseline", "everything-slower", "slower-than-budget"})
+"""*Slower than the baseline* is no cause where a rule has one."""
 
 
-def _without_mere_comparisons(found: list[Finding]) -> list[Finding]:
-    """*Slower than the baseline* is no cause where a rule has one."""
-    causes = [finding for finding in found if finding.rule not in _COMPARISONS]
-
-    def explained(finding: Finding) -> bool:
-        return any(
-            _coincide(cause, finding)
-            and (cause.stage == finding.stage or cause.slowdown >= 1.15 or cause.rule in _QUEUES)
-            for cause in causes
-        )
-
-    return [finding for finding in found if finding.rule not in _COMPARISONS or not explained(finding)]
+def _root(finding: Finding, into: Mapping[int, Finding]) -> Finding:
+    while id(finding) in into:
+        finding = into[id(finding)]
+    return finding
 
 
-def _credit(finding: Finding, gone: Sequence[Finding]) -> Finding:
-    """Add to a finding what was folded away because of it. A queue's time is time that its cause cost."""
-    mine = [
-        other for other in gone
-        if _coincide(finding, other)
-        and (
-            other.rule in _ABSORBS.get(finding.rule, ())
-            or (other.rule in _QUEUES and finding.slowdown > 1.1)
-            or (other.rule in _COMPARISONS and (other.stage == finding.stage or finding.slowdown >= 1.15))
-        )
-    ]  # fmt: skip
-    if not mine:
-        return finding
-    queued = sum(other.lost_ms for other in mine if other.rule in _QUEUES and finding.rule not in _QUEUES)
+def _credit(cause: Finding, effects: Sequence[Finding]) -> Finding:
+    """Add to a finding what was folded into it. Time spent in a queue is time that its cause cost."""
+    if not effects:
+        return cause
+    queued = sum(one.lost_ms for one in effects if one.rule in _QUEUES and cause.rule not in _QUEUES)
     return replace(
-        finding,
-        lost_ms=finding.lost_ms + queued,
-        explains=(*finding.explains, *(other.statement for other in mine)),
+        cause,
+        lost_ms=cause.lost_ms + (queued if cause.rule != "preemption" else 0.0),
+        explains=(*cause.explains, *(one.statement for one in effects)),
     )
 
 

@@ -283,6 +283,11 @@ def _asked(
     engine = request.engine
     times, _ = decode.token_times(request)
     over = request.over
+    # An engine may put a request back before it has run at all: it was not admitted yet, and its place not lost.
+    lookup = request.lookup
+    if lookup is None:
+        lookup = next((p.resumed for p in request.preemptions if p.resumed is not None), None)
+    lost = [p for p in request.preemptions if lookup is not None and p.begin >= lookup]
     return Asked(
         index=index,
         id=request.id,
@@ -300,7 +305,7 @@ def _asked(
         tokenise_end=request.tokenise_end,
         handed=latency.admission(request),
         queued=request.queued,
-        lookup=request.lookup,
+        lookup=lookup,
         first_token=request.first_token,
         handed_out=request.stream_end,
         last_token=latency.last_token(request),
@@ -317,9 +322,9 @@ def _asked(
         max_tokens=request.max_tokens,
         blocks=request.blocks,
         output_tokens=request.output_tokens,
-        recomputed=request.recomputed_tokens,
+        recomputed=request.recomputed_tokens if lost else 0,
         attempts=request.attempts,
-        preemptions=tuple([Waited(p.begin, p.resumed, p.computed) for p in request.preemptions]),
+        preemptions=tuple([Waited(p.begin, p.resumed, p.computed) for p in lost]),
         passes=_passes(request.passes, bases.get(engine, 0), tables.get(engine)),
         redone=_passes(request.redo, bases.get(engine, 0), tables.get(engine)),
         sent_chunks=request.sent_chunks,

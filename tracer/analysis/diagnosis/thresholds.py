@@ -46,7 +46,7 @@ TEMPLATE_SHARE: Final = _row("TEMPLATE_SHARE", 0.8, "of prompts since the first"
 # --- 4 admission ---------------------------------------------------------------------------------------------------
 
 QUEUE_MS: Final = _row("QUEUE_MS", 250, "ms", "queue time below it is not told from a prefill step by a user")
-QUEUE_STEPS: Final = _row("QUEUE_STEPS", 3, "steps", "a request that comes during a step waits for its end, then for a "
+QUEUE_STEPS: Final = _row("QUEUE_STEPS", 2, "steps", "a request that comes during a step waits for its end, then for a "
                           "prefill before it")  # fmt: skip
 QUEUED: Final = int(_row("QUEUED", 10, "requests", "a burst of a few that wait for each other is no fault"))
 QUEUE_S: Final = _row("QUEUE_S", 8, "s", "chance queues at half load drain within seconds")

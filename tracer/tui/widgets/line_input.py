@@ -6,6 +6,7 @@ from textual import events
 from textual.message import Message
 from textual.widgets import Input
 
+from tracer.text import clean
 from tracer.tui.canvas import Canvas, Line, Row
 from tracer.tui.theme import Look
 
@@ -62,6 +63,10 @@ class LineInput(Input):
         """Take it away."""
         self.shown = False
         self.can_focus = False
+
+    def validate_value(self, value: str) -> str:
+        """What is pasted may hold anything; the terminal is shown none of it raw."""
+        return clean(value)
 
     def on_key(self, event: events.Key) -> None:
         """Escape leaves it."""

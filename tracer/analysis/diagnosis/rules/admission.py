@@ -43,9 +43,9 @@ def waits_of(engine: EngineFacts, now: int) -> list[Wait]:
     waits = []
     for request in engine.requests:
         begin = request.handed
-        if begin is None or request.lost and request.lookup is None:
+        if begin is None:
             continue
-        ended = [t for t in (request.lookup, request.finished, request.closed) if t is not None]
+        ended = [t for t in (request.lookup, request.finished, request.closed, request.over) if t is not None]
         end = min(ended) if ended else now
         if request.lookup is None and (request.first_token is not None or request.passes):
             continue  # its admission was not told
@@ -158,7 +158,7 @@ def kept_waiting(engine: EngineFacts, evidence: Evidence) -> list[Kept]:
     waits = [wait for wait in waits_of(engine, evidence.now)
              if not (wait.request.lookup is None and too_large(engine, wait.request) is not None)]  # fmt: skip
     table = engine.steps
-    step = float(np.percentile(table.duration, 90)) if len(table) else 0.0
+    step = float(np.median(table.duration)) if len(table) else 0.0
     floor = max(limit.QUEUE_MS * NS_PER_MS, limit.QUEUE_STEPS * step)
     begins = np.array([wait.begin for wait in waits], np.int64)
     episodes: list[list[Wait]] = []
@@ -227,10 +227,11 @@ def _explain(evidence: Evidence, engine: EngineFacts, episodes: Sequence[Kept]) 
     if used.kv >= 0.5:
         return [found(
             evidence, KV, Stage.ADMISSION,
-            f"KV blocks are used up: {wait} while {1 - used.kv_low:.1%} of {engine.num_blocks:,} blocks are held"
-            + (f"; {load}" if sustained else ""),
+            f"KV blocks are used up: {wait}; {1 - used.kv_low:.1%} of {engine.num_blocks:,} blocks are held and the next "
+            f"in line needs {used.need:,.0f}" + (f"; {load}" if sustained else ""),
             check="more KV blocks (memory share, fp8 cache), shorter contexts, or fewer requests at once",
-            confidence=0.9, exhibits=[queue, *gauges], **common,  # type: ignore[arg-type]
+            confidence=0.9, exhibits=[queue, *gauges],
+            **{**common, "load": max(common["load"], _relief(engine, used))},  # type: ignore[arg-type,call-overload]
         )]  # fmt: skip
     limits = _limit_words(engine, used)
     if sustained:
@@ -256,13 +257,20 @@ def _explain(evidence: Evidence, engine: EngineFacts, episodes: Sequence[Kept]) 
 @dataclass(frozen=True, slots=True)
 class Used:
     """Shares of the waiting time in which a limit was reached; `kv_low` the smallest share of the pool that was to be
-    had at admission's worst (free or reclaimable), as the median over the time it was short."""
+    had (free or reclaimable), as the median over the time it was short; `need` blocks that the head of the queue needs."""
 
     kv: float
     slots: float
     tokens: float
     kv_known: bool
     kv_low: float
+    need: float
+
+
+def _relief(engine: EngineFacts, used: Used) -> float:
+    """How much faster the engine would have to be for the next in line to fit with a fifth of the pool to spare."""
+    room = 0.8 * engine.num_blocks - used.need
+    return (1 - used.kv_low) * engine.num_blocks / room if room > 0 else math.inf
 
 
 def limits_reached(engine: EngineFacts, kept: Kept) -> Used:
@@ -274,7 +282,7 @@ def limits_reached(engine: EngineFacts, kept: Kept) -> Used:
     weight = np.where(heads >= 0, duration, 0.0)
     whole = float(weight.sum())
     if whole <= 0:
-        return Used(0.0, 0.0, 0.0, False, 1.0)
+        return Used(0.0, 0.0, 0.0, False, 1.0, 0.0)
 
     def share(flags: Flags) -> float:
         return float((weight * flags).sum()) / whole
@@ -292,7 +300,7 @@ def limits_reached(engine: EngineFacts, kept: Kept) -> Used:
     slots = share(busy >= engine.max_batch) if engine.max_batch > 0 else 0.0
     full = table.column("tokens")[chosen] >= limit.TOKENS_FULL * engine.max_batch_tokens
     tokens = share(full) if engine.max_batch_tokens > 0 else 0.0
-    return Used(kv, slots, tokens, known, low)
+    return Used(kv, slots, tokens, known, low, median(heads[heads >= 0]))
 
 
 def _heads(engine: EngineFacts, kept: Kept, begins: Ints) -> Ints:
@@ -315,22 +323,22 @@ def _heads(engine: EngineFacts, kept: Kept, begins: Ints) -> Ints:
 
 
 def rates(engine: EngineFacts, kept: Kept) -> tuple[float, float, bool]:
-    """(requests offered a second, requests served a second, whether this was sustained overload and no burst).
+    """(requests offered a second, requests admitted a second, whether this was sustained overload and no burst).
 
-    Offered: all arrivals while the first to the last request came that was kept waiting. Served: all admissions while
-    somebody was kept waiting.
+    Both over the time in which the requests came that were kept waiting.
     """
     arrivals = np.sort([r.handed for r in engine.requests if r.handed is not None])
     lookups = np.sort([r.lookup for r in engine.requests if r.lookup is not None])
     first, last = kept.waits[0].begin, kept.waits[-1].begin
-    coming = int(((arrivals >= first) & (arrivals <= last)).sum())
-    taken = int(((lookups > first) & (lookups <= kept.end)).sum())
-    arriving, serving = max(last - first, 1) / 1e9, max(kept.end - first, 1) / 1e9
-    offered, served = coming / arriving, taken / serving
-    lengths = np.array([wait.length for wait in kept.waits], float)
-    third = max(1, len(lengths) // 3)
-    growing = median(lengths[-third:]) >= 1.5 * median(lengths[:third])
-    lasting = arriving >= 0.4 * serving and arriving >= 2.0
+    seconds = max(last - first, 1) / 1e9
+    offered = int(((arrivals >= first) & (arrivals <= last)).sum()) / seconds
+    served = int(((lookups > first) & (lookups <= last)).sum()) / seconds
+    # Overload: they came over most of the time in which they waited, and the queue was longest in the end.
+    lasting = seconds >= 0.4 * (kept.end - first) / 1e9 and seconds >= 2.0
+    begins = np.array([wait.begin for wait in kept.waits])
+    ends = np.sort([wait.end for wait in kept.waits])
+    lengths = np.arange(1, len(begins) + 1) - np.searchsorted(ends, begins, "right")
+    growing = int(lengths[-1]) >= 0.7 * int(lengths.max())
     return offered, served, bool(lasting and growing and offered >= limit.OFFERED * max(served, 1e-9))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
@@ -11,6 +12,9 @@ from tracer.analysis.diagnosis.finding import CannotTell, Exhibit
 from tracer.clock import NS_PER_MS, NS_PER_S
 from tracer.stages import Stage
 from tracer.state.latency import unattributed as uncovered
+
+_TOGETHER_NS: Final = 6 * NS_PER_S
+"""Clients that all hang up within this time after the last arrival were stopped: a busy event loop notices it late."""
 
 ABANDONED, HUNG_UP, OUTSIDE, UNATTRIBUTED = "abandoned", "clients-hang-up", "outside", "unattributed"
 
@@ -27,6 +31,8 @@ def abandoned(case: Case) -> Sequence[Said]:
             continue
         if end - request.closed >= limit.ABANDONED_S * NS_PER_S:
             held.append((end - request.closed, request))
+    staying = set(_before_the_end(evidence, [request for _, request in held]))
+    held = [(length, request) for length, request in held if request in staying]
     if len(held) < limit.ABANDONED:
         return []
     requests = [request for _, request in held]
@@ -49,7 +55,7 @@ def hung_up(case: Case) -> Sequence[Said]:
     """A large part of the clients goes away before the end: a timeout of theirs, and work for nobody."""
     evidence = case.evidence
     over = [r for r in evidence.requests if r.closed is not None and r.fronted]
-    gone = [r for r in over if r.disconnected]
+    gone = _before_the_end(evidence, [r for r in over if r.disconnected])
     if len(gone) < limit.SAMPLES or len(gone) < limit.HUNG_UP_SHARE * len(over):
         return []
     gone.sort(key=lambda request: request.closed or 0)
@@ -65,6 +71,15 @@ def hung_up(case: Case) -> Sequence[Said]:
         exhibits=[Exhibit("patience", "s", tuple((r.closed or 0, round(s / 1e9, 3))
                                                  for r, s in zip(gone[:200], spent, strict=False)))],
     )]  # fmt: skip
+
+
+def _before_the_end(evidence: Evidence, gone: list[Asked]) -> list[Asked]:
+    """Without those who left together when nobody came any more: a load generator that is stopped hangs up on all."""
+    last_arrival = max((request.received or 0 for request in evidence.requests), default=0)
+    tail = [request.closed or 0 for request in gone if (request.closed or 0) > last_arrival]
+    if len(tail) < 2 or max(tail) - min(tail) > _TOGETHER_NS:
+        return gone
+    return [request for request in gone if (request.closed or 0) <= last_arrival]
 
 
 def outside(case: Case) -> Sequence[Said]:

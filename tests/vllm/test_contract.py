@@ -1,0 +1,153 @@
+"""What the hooks rely on, against the installed vLLM; and the way of a pass's marks from the worker to the step."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_hooks import vllm
+from engine_hooks.emitter import Emitter
+from engine_hooks.patching import Patches
+from engine_hooks.vllm_marks import TAG, Marks
+from engine_hooks.vllm_worker import V2, WorkerHooks
+from tests.vllm.server import engine_environment
+from tracer import events
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_every_place_of_the_hook_tables_is_as_we_know_it(python_with_vllm: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(python_with_vllm), str(HERE / "contract.py")], capture_output=True, text=True, check=False, timeout=200,
+        cwd=tmp_path, env=engine_environment(tmp_path),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said.pop("tested"), f"vLLM {said['version']} is not one of the tested versions"
+    said.pop("version")
+    calls = said.pop("calls")
+    assert calls == {}, "a runner no longer calls what its hooks sit on"
+    assert set(said) == {"core", "front", "server", "offline", "worker", "runner V1", "runner V2", "fields"}
+    for table in said.values():
+        assert table["misses"] == {}
+        assert table["places"] > 0
+
+
+def test_the_plugin_is_inert_unless_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRACER", raising=False)
+    vllm.register()
+    assert vllm._hooks is None
+
+
+def test_the_plugin_loads_nothing_but_the_vocabulary() -> None:
+    code = (
+        "import sys, engine_hooks.vllm as v; v.register();"
+        "print([m for m in sys.modules if m.partition('.')[0] in"
+        " ('torch', 'vllm', 'transformers', 'textual', 'numpy', 'rich', 'zstandard', 'platformdirs')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={})
+    assert done.stdout.strip() == "[]"
+
+
+# --- marks --------------------------------------------------------------------------------------------------------
+
+
+def test_marks_of_a_worker_become_offsets_of_its_step() -> None:
+    marks = Marks(7, 1_000)
+    marks.launched, marks.layers, marks.head, marks.token = 1_100, 1_200, 1_900, 2_500
+    output = types.SimpleNamespace()
+    setattr(output, TAG, marks.pack())
+    read = Marks.read(output, 7)
+    assert read is not None
+    step = events.Step(1_000, 7)
+    read.fill(step)
+    assert (step.launched, step.embed, step.layers, step.head, step.logits) == (100, -1, 200, 900, -1)
+    assert read.token == 2_500
+
+
+def test_marks_of_another_step_or_another_host_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = Marks(7, 1_000)
+    marks.launched = marks.token = 1_100
+    output = types.SimpleNamespace()
+    setattr(output, TAG, marks.pack())
+    assert Marks.read(output, 8) is None
+    assert Marks.read(types.SimpleNamespace(), 7) is None
+    monkeypatch.setattr("engine_hooks.vllm_marks.HERE", 12345)
+    other = Marks.read(output, 7)
+    assert other is not None
+    assert (other.launched, other.token) == (0, 0)
+
+
+@pytest.fixture
+def second_runner() -> Iterator[types.ModuleType]:
+    """Modules with the places of model runner V2, which needs Triton: no CPU runs the real one. `calls` are made in the
+    order in which the real one makes them (the contract test compares that with its source)."""
+    runner, utils = types.ModuleType(V2), types.ModuleType("vllm.v1.worker.gpu.async_utils")
+
+    class StepTimingCollector:
+        def forward_start(self) -> None:
+            return None
+
+    class AsyncOutput:
+        def get_output(self) -> Any:
+            return types.SimpleNamespace(req_ids=["a"])
+
+    class AsyncPoolingOutput(AsyncOutput):
+        pass
+
+    class Model:
+        def compute_logits(self, hidden: str) -> str:
+            return f"logits of {hidden}"
+
+    class GPUModelRunner:
+        def __init__(self) -> None:
+            self.model, self.step_timing = Model(), StepTimingCollector()
+
+        def execute_model(self, scheduler_output: Any) -> None:
+            self.step_timing.forward_start()
+
+        def sample(self) -> str:
+            return self.model.compute_logits("hidden")
+
+        def sample_tokens(self, grammar_output: None) -> AsyncOutput:
+            assert self.sample() == "logits of hidden"
+            self.model.compute_logits("the prompt")  # prompt logprobs: not the logits of this pass
+            return AsyncOutput()
+
+    for module, cls in ((runner, GPUModelRunner), (utils, StepTimingCollector), (utils, AsyncOutput),
+                        (utils, AsyncPoolingOutput)):  # fmt: skip
+        setattr(module, cls.__name__, cls)
+        sys.modules[module.__name__] = module
+    yield runner
+    del sys.modules[runner.__name__], sys.modules[utils.__name__]
+
+
+def test_the_second_runners_marks_come_in_order(second_runner: types.ModuleType) -> None:
+    patches = Patches(lambda *fault: pytest.fail(str(fault)))
+    hooks = WorkerHooks(Emitter(), patches, lambda worker: None)
+    assert all(patches.put(hook) for hook in hooks.table(V2))
+    runner = second_runner.GPUModelRunner()
+    hooks._head(runner.model)
+    plan = types.SimpleNamespace(**{TAG: (3, 1)})
+    runner.execute_model(plan)
+    result = runner.sample_tokens(None).get_output()
+    marks = Marks.read(result, 3)
+    assert marks is not None
+    order = [marks.launched, marks.head, marks.logits, marks.sampled, marks.token]
+    assert order[0] > 0
+    assert order == sorted(order)
+    runner.execute_model(types.SimpleNamespace())  # a warm-up: nothing asked for it
+    assert not hasattr(runner.sample_tokens(None).get_output(), TAG)
+    patches.remove()
+    hooks.remove()
+    assert runner.model.compute_logits("x") == "logits of x"
+    assert "compute_logits" not in vars(runner.model)
