@@ -1,7 +1,7 @@
-"""Faults inside the engine's process, for the fault lab alone: switched on by the environment variable ``TRACER_FAULT``.
+"""Faults inside the engine's process, for the fault lab alone: switched on by the variable ``TRACER_FAULT``.
 
-They are put in before the tracing hooks, which then go around them as around the engine's own code: what is measured is
-an engine that has this fault. Nothing here is imported unless the variable is set, and no hook knows of it.
+They are put in before the tracing hooks, which then go around them as around the engine's own code: what is measured
+is an engine that has this fault. Nothing here is imported unless the variable is set, and no hook knows of it.
 """
 
 from __future__ import annotations

@@ -357,12 +357,7 @@ class StepRecorder:
         if step is None:
             return None
         end = now()
-        given = {out.request_id: len(out.new_token_ids) for some in outputs.values() for out in some.outputs}
-        odd: list[int] = []
-        for rid, scheduled in step.counts.items():
-            produced = given.get(rid, 0)
-            if scheduled != 1 or produced != 1:
-                odd += (step.keys[rid], scheduled, produced)
+        odd = _odd(step, outputs)
         begin = step.begin
         used, cached, free, waiting, running = step.gauges
         event = events.Step(
@@ -449,6 +444,25 @@ class StepRecorder:
         tracked.blocks = 0
         tracked.lookup = tracked.allocated = NO_TIME
         self.pending.add(rid)
+
+
+def _odd(step: OpenStep, outputs: Any) -> list[int]:
+    """(key, tokens scheduled, tokens given out) of the members for which these are not 1 and 1: usually none."""
+    size = len(step.counts)
+    if step.total == size:
+        ones = 0
+        for some in outputs.values():
+            for out in some.outputs:
+                ones += len(out.new_token_ids) == 1
+        if ones == size:
+            return []
+    given = {out.request_id: len(out.new_token_ids) for some in outputs.values() for out in some.outputs}
+    odd: list[int] = []
+    for rid, scheduled in step.counts.items():
+        produced = given.get(rid, 0)
+        if scheduled != 1 or produced != 1:
+            odd += (step.keys[rid], scheduled, produced)
+    return odd
 
 
 def _offset(at: int, begin: int) -> int:

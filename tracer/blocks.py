@@ -66,14 +66,14 @@ class BlockError(ValueError):
 
 class Block(NamedTuple):
     """A block in a file. `offset` of its first byte, `size` bytes of content in the file, `raw` bytes unpacked,
-    `number` of the block in the file from 0, `count` events in it. `first` and `last`: ns, when its first event and its
+    `number` of the block in the file from 0, `events` in it. `first` and `last`: ns, when its first event and its
     last one (and all before) were known; for a keyframe both are the instant of its state, for a mark its place."""
 
     offset: int
     kind: int
     flags: int
     number: int
-    count: int
+    events: int
     size: int
     raw: int
     first: int

@@ -27,7 +27,7 @@ import msgspec
 import tracer
 from tracer.buffer import EventBuffer
 from tracer.clock import ClockAnchor, boot_id, now
-from tracer.events import SCHEMA_VERSION, Event, Header, Heartbeat
+from tracer.events import SCHEMA_VERSION, Event, Header, Heartbeat, HookFault
 from tracer.frames import Hello, encode, encode_events
 from tracer.listener import Listener
 from tracer.outbox import Outbox
@@ -36,6 +36,9 @@ from tracer.sockets import SocketError, new_token
 
 RUN_VARIABLE: Final = "TRACER_RUN"
 """Names the `tracer run` that started this process; goes into the header."""
+
+RECORD_VARIABLE: Final = "TRACER_RECORD"
+"""Where this process records what it does, without any viewer; see `tracer.engine_recording`."""
 
 PERIOD: Final = 0.05
 """Seconds between drains while someone looks: twice the screen's rate."""
@@ -101,6 +104,7 @@ class Publisher:
         self._next_drain = 0.0
         self._next_beat = 0.0
         self._next_listen = 0.0
+        self._guarded(self._record)
 
     # --- for the engine's side ------------------------------------------------------------------------------------
 
@@ -131,6 +135,7 @@ class Publisher:
                 self._guarded(self._drain)
                 self._guarded(self._accept, 0)  # who knocked a moment ago is let in for the last words
                 self._guarded(self._flush_all, deadline)
+            self._tell_consumers("close")
             self._close_sockets(remove=True)
             with contextlib.suppress(ValueError):
                 _published.remove(self)
@@ -237,6 +242,25 @@ class Publisher:
         beat.threads = threading.active_count()
         self._buffer.emit(beat)
 
+    # --- recording ------------------------------------------------------------------------------------------------
+
+    def _record(self) -> None:
+        """Record what is drained, if the environment of this process asks for it."""
+        if os.environ.get(RECORD_VARIABLE):
+            from tracer.engine_recording import from_environment  # nothing of it is loaded otherwise
+
+            recording = from_environment(lambda: self.header, self._recording_failed)
+            if recording is not None:
+                self.add_consumer(recording)
+
+    def _recording_failed(self, sentence: str) -> None:
+        self._buffer.emit_lifecycle(HookFault(now(), "recording", sentence, 1, True))
+
+    def _tell_consumers(self, what: str) -> None:
+        """Call `what` of the consumers that have it: ``close`` at the end, ``abandon`` in a forked child."""
+        for consumer in self._consumers:
+            self._guarded(getattr(consumer, what, lambda: None))
+
     # --- viewers --------------------------------------------------------------------------------------------------
 
     def _accept(self, _mask: int) -> None:
@@ -334,6 +358,7 @@ class Publisher:
         if self._stopping:
             return
         self.error = ""
+        self._tell_consumers("abandon")
         self._consumers = []
         self._begin_anew(self.header.role, self.header.title, self.header.run)
         self._buffer.reset(on_first=self._start_in_child)

@@ -213,6 +213,10 @@ class Cursor:
 
     def advance(self, until: int, budget_ns: int | None = None) -> bool:
         """Take in all that was known by the instant `until` (ns), for so long at most; whether that is done."""
+        with without_collections():
+            return self._advance(until, budget_ns)
+
+    def _advance(self, until: int, budget_ns: int | None) -> bool:
         deadline = None if budget_ns is None else time.perf_counter_ns() + budget_ns
         state = self.state
         count = 0

@@ -181,20 +181,19 @@ class Maker:
         early = self._rows.early[serial]
         first_seen, keys, names, ids = self._found(early)
         received = early[self._received]
-        request = SleepingRequest.__new__(SleepingRequest)
-        put = object.__setattr__
-        put(request, "front", self)
-        put(request, "serial", serial)
-        put(request, "first_seen", first_seen)
-        put(request, "received", None if received is None else first_seen + received)
-        put(request, "keys", keys)
-        put(request, "names", names)
-        put(request, "ids", ids)
+        request = _asleep(SleepingRequest)
+        _put(request, "front", self)
+        _put(request, "serial", serial)
+        _put(request, "first_seen", first_seen)
+        _put(request, "received", None if received is None else first_seen + received)
+        _put(request, "keys", keys)
+        _put(request, "names", names)
+        _put(request, "ids", ids)
         return request
 
     def wake(self, request: Request) -> None:
         """Fill in a sleeping request. One that contradicts itself has no steps, is lost and incomplete."""
-        object.__setattr__(request, "__class__", Request)
+        _put(request, "__class__", Request)
         serial, rows = request.serial, self._rows
         facts = self._facts(rows.early[serial])
         try:
@@ -208,9 +207,8 @@ class Maker:
             request.lost = request.incomplete = True
 
     def _fill(self, request: Request, values: list[Any]) -> None:
-        put = object.__setattr__
         for name, value in zip(self._names, values, strict=True):
-            put(request, name, value)
+            _put(request, name, value)
 
     def _facts(self, early: Row) -> list[Any]:
         """A row of early fields as they are in a request."""
@@ -275,6 +273,10 @@ class SleepingRequest(Request):
     def _wake(self) -> None:
         maker: Maker = object.__getattribute__(self, "front")
         maker.wake(self)
+
+
+_put: Final = object.__setattr__
+_asleep: Final = SleepingRequest.__new__
 
 
 def _cache_names() -> tuple[str, ...]:

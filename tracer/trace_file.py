@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import gc
 import os
 import struct
 from bisect import bisect_right
@@ -21,7 +20,6 @@ from typing import Final
 import msgspec
 
 from tracer.blocks import (
-    BASE,
     EVENTS,
     HEADER_SIZE,
     INDEX,
@@ -125,7 +123,7 @@ class TraceFile:
     @property
     def events(self) -> int:
         """How many events are in it."""
-        return sum(block.count for block in self.blocks)
+        return sum(block.events for block in self.blocks)
 
     def marks(self) -> list[Mark]:
         """Places that were marked while it was recorded."""

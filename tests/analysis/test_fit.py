@@ -40,7 +40,9 @@ def steps(
         device = float(model.device_ms(tokens, batch, context, pairs)) * stretch
         host = (model.host_ms + model.host_sequence_ms * batch) * stretch
         end = t + round((host + device + model.after_ms) * 1e6)
-        told = (("schedule", host), ("layers", device), ("update", model.after_ms)) if parts else ()
+        head = float(model.lm_head_ms(batch)) * stretch
+        told = (("schedule", host), ("layers", device - head), ("head", head), ("update", model.after_ms))
+        told = told if parts else ()
         made.append(StepView("e", n, t, end, batch, tokens, prompt, used, 0, 0, 0, batch, told))
         t = end + round(gap_ms * 1e6)
     return made
@@ -63,12 +65,14 @@ def test_shares_of_the_peaks_are_found_again() -> None:
 
 
 def test_on_a_core_times_add_up_and_attention_is_dense() -> None:
-    truth = StepModel(70.0, 1.6, 0.4, 0.02, 0.001, host_ms=1.0, after_ms=0.05, roofline=Roofline.SUM, dense=True)
+    truth = StepModel(70.0, 1.6, 0.02, 0.001, 10.0, 0.4, host_ms=1.0, after_ms=0.05, roofline=Roofline.SUM, dense=True)
     found = fit(steps(truth, 300, largest=12, noise=0.08), SMOL, CORE)
     assert found.step.roofline is Roofline.SUM
     assert found.step.dense
     assert found.step.weights_ms == pytest.approx(70.0, rel=0.15)
     assert found.step.token_ms == pytest.approx(1.6, rel=0.15)
+    assert found.step.head_ms == pytest.approx(10.0, rel=0.15)
+    assert found.step.sequence_ms == pytest.approx(0.4, rel=0.3)
     assert found.step_error is not None
     assert found.step_error < 0.10
 
@@ -89,7 +93,7 @@ def test_no_coefficient_is_negative_whatever_the_steps_say() -> None:
     ]  # fmt: skip
     found = fit(wild, SMOL, CORE)
     for step in (found.step, *found.replicates):
-        assert min(step.weights_ms, step.token_ms, step.sequence_ms, step.context_ms, step.pair_ms) > 0
+        assert min(step.weights_ms, step.token_ms, step.context_ms, step.pair_ms, step.head_ms, step.sequence_ms) > 0
         assert min(step.host_ms, step.host_sequence_ms, step.after_ms, step.gap_ms) >= 0
 
 

@@ -16,7 +16,7 @@ from tracer.analysis.roofline import Roofline
 from tracer.analysis.simulate import Outcome, simulate
 from tracer.analysis.step_model import StepModel
 
-STEP = StepModel(10.0, 1.0, 0.0, 0.0, 0.0, roofline=Roofline.SUM)
+STEP = StepModel(10.0, 1.0, 0.0, 0.0, roofline=Roofline.SUM)
 """10 ms a step and 1 ms a token."""
 ROOM = Settings(slots=8, budget=64, blocks=1000, block_size=16, prefix_cache=False)
 

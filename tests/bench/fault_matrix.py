@@ -4,9 +4,9 @@
     python -m tests.bench.fault_matrix --model FOLDER --repeat 3 --seconds 60
     python -m tests.bench.fault_matrix --model FOLDER --faults healthy,overload --keep traces/
 
-A run is right when one of the findings that the fault stands for is among those made, and wrong findings are counted: any
-other, but for a machine that really is loaded. Whether it is, is measured apart from the trace: the CPU time of all
-other programs from /proc/stat.
+A run is right when one of the findings that the fault stands for is among those made, and wrong findings are counted:
+any other, but for a machine that really is loaded. Whether it is, is measured apart from the trace: the CPU time of
+all other programs from /proc/stat.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERR
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.bench.overhead import bootstrap  # noqa: E402
+from tests.bench.overhead import bootstrap
 
 
 class OwnTime:
@@ -106,7 +106,8 @@ def main() -> None:
         low, high = bootstrap(ratios)
         print(
             f"batch {batch:2d}: hooked / bare = {statistics.median(ratios):.4f} (95 % {low:.4f} to {high:.4f}), "
-            f"{len(ratios)} pairs of {options.tokens} steps; {events / options.pairs / options.tokens:.2f} events a step; "
+            f"{len(ratios)} pairs of {options.tokens} steps; "
+            f"{events / options.pairs / options.tokens:.2f} events a step, {batch} beginnings and ends included; "
             f"our code {own.ns / 1e3 / options.tokens:.0f} µs in {own.calls / options.tokens:.0f} calls a step of "
             f"{spent * 1e3 / options.tokens:.1f} ms ({own.ns / 1e7 / spent:.2f} %)",
             flush=True,

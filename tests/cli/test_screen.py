@@ -137,6 +137,21 @@ def test_everything_goes_when_the_terminal_goes(terminal: Open, tracer: Commands
     assert shown.process.returncode != 0
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.05, 0.2])
+def test_a_terminal_that_goes_while_the_screen_is_being_left_keeps_nothing_alive(
+    terminal: Open, tracer: Commands, pause_s: float
+) -> None:
+    shown = terminal("run", "--", *traced("tinyengine", "for", "600"))
+    shown.wait_for_text("waits-2")
+    shown.type("q")
+    shown.read(pause_s)
+    os.close(shown._master)
+    os.close(shown.slave)
+    shown._master, shown.slave = os.open(os.devnull, os.O_RDWR), os.open(os.devnull, os.O_RDWR)
+    shown.process.send_signal(signal.SIGHUP)
+    shown.process.wait(timeout=60)
+
+
 def test_attach_joins_the_only_engine_and_leaves_it_alone(terminal: Open, tracer: Commands) -> None:
     process = tracer.start("run", "--headless", "--", *traced("tinyengine", "for", "600"))
     wait_until(lambda: list(tracer.sockets.glob("run-*/*.sock")), "the socket")

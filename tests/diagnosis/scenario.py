@@ -1,10 +1,11 @@
+# ruff: noqa: RUF009  (constant() makes a field)
 """Traces for the diagnosis, played by a small engine on a virtual clock and told as hooks would tell them.
 
     lab = Lab(max_batch=8)
     state = lab.play([Ask(at=0.5 * n, prompt=200, output=40) for n in range(60)])
 
-Every knob of `Lab` that is a function gets the virtual time in s, so that a fault can start half-way. Numbers are virtual;
-nothing here sleeps, and the same arguments give the same trace.
+Every knob of `Lab` that is a function gets the virtual time in s, so that a fault can start half-way. Numbers are
+virtual; nothing here sleeps, and the same arguments give the same trace.
 """
 
 from __future__ import annotations
@@ -13,12 +14,32 @@ import random
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.state.traces import header
 from tracer.analysis.diagnosis import ObservedState
 from tracer.events import (
-    Begin, Closed, Coverage, End, Engine, EngineStatus, Event, Evicted, Finished, Heartbeat, Params, Preempted, Prompt,
-    Queued, Received, Released, Scheduled, Sent, Step, Timing, pack_u32,
+    Begin,
+    Closed,
+    Coverage,
+    End,
+    Engine,
+    EngineStatus,
+    Event,
+    Evicted,
+    Finished,
+    Heartbeat,
+    Params,
+    Preempted,
+    Prompt,
+    Queued,
+    Received,
+    Released,
+    Scheduled,
+    Sent,
+    Step,
+    Timing,
+    pack_u32,
 )  # fmt: skip
 from tracer.stages import Stage
 from tracer.state.trace_state import TraceState
@@ -73,9 +94,9 @@ class _Live:
     tells: list[tuple[float, int, int, float]] = field(default_factory=list)
 
 
-def constant(value: float) -> Callable[[float], float]:
+def constant(value: float) -> Any:
     """A knob that does not turn."""
-    return lambda t: value
+    return field(default=lambda t: value)
 
 
 @dataclass
@@ -326,7 +347,8 @@ class Lab:
         """One step from `t` on; seconds until the next one may begin, None when there is nothing to do."""
         for request in [*running, *waiting]:
             if self._gone(request, t) and self.release_on_leave:
-                self.tell(Finished(ns(t), request.key, "cancelled", request.produced, "", len(request.ids), request.cached))
+                self.tell(Finished(ns(t), request.key, "cancelled", request.produced, "", len(request.ids),
+                                   request.cached))  # fmt: skip
                 self._release(request, t)
                 (running if request in running else waiting).remove(request)
         for request in [r for r in running if self.kick(r.key, r.computed, r.preempted)]:
@@ -453,6 +475,10 @@ class Lab:
             request.tells.append((at + 0.0005, request.chunks, request.produced, request.work))
 
 
+def _instant(item: tuple[int, str, Event]) -> int:
+    return item[0]
+
+
 def ns(t: float) -> int:
     """Virtual seconds as an instant of the trace's clock."""
     return START + round(t * NS)
@@ -462,7 +488,9 @@ def fold(records: Sequence[Told], *, kind: type[TraceState] = ObservedState, kee
          keep_steps: int = 200_000) -> TraceState:  # fmt: skip
     """Fold what one or several labs told, in order of time, into a state."""
     state = kind(keep_finished=keep, keep_steps=keep_steps)
-    merged = records[0] if len(records) == 1 else sorted((item for told in records for item in told), key=lambda i: i[0])
+    merged = [item for told in records for item in told]
+    if len(records) > 1:
+        merged.sort(key=_instant)
     for source in dict.fromkeys(source for _, source, _ in merged):
         state.add_source(header(source))
     for _, source, event in merged:

@@ -9,7 +9,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.tui.stage import CapturingDriver, FixedFeed, Terminal, app_on, flushed, repainted, rows_of, settle, text_of
+from tests.tui.stage import (
+    CapturingDriver,
+    FixedFeed,
+    Terminal,
+    app_on,
+    compositor_of,
+    flushed,
+    repainted,
+    rows_of,
+    settle,
+    text_of,
+)
 from tests.tui.timeline import ENGINE, START
 from tracer.clock import NS_PER_MS, NS_PER_S
 from tracer.events import (
@@ -28,13 +39,17 @@ from tracer.events import (
 )
 from tracer.text import cell_width, clean
 
-MARKUP = ["[b + x", "[/", "[/red]p", "[[", "[old] p", '["a", {"b": [1]}]', "[@click=app.quit]x[/]", "$accent", "[link=x]y"]
+MARKUP = [
+    "[b + x", "[/", "[/red]p", "[[", "[old] p", '["a", {"b": [1]}]', "[@click=app.quit]x[/]", "$accent", "[link=x]y",
+]  # fmt: skip
 SEQUENCES = [
     "\x1b]52;c;aGk=\x07", "\x1b]0;title\x07", "\x1b]8;;http://x\x1b\\y", "\x1bP1$r\x1b\\", "\x1b_G\x1b\\", "\x1b[6n",
     "\x1bc", "\x1b]unterminated", "\x9b31m", "\x9d0;t\x9c", "\x00\x08\r\x7f\x85", "a\rb", "tab\there",
 ]  # fmt: skip
 BIDI = ["\u202eabc\u202c", "\u2066x\u2069", "a\u2028b\u2029c", "\u200fx", "\ufeffz"]
-WIDE = ["中文字", "👨\u200d👩\u200d👧 family", "❤\ufe0f\ufe0e", "🇩🇪🇫🇷", "ก็ำน้ำ", "Z͑ͫ̓ͪ̂ͫ̽͏̴̙̤̞͉͚̯̞̠͍A̴̵̜̰͔ͫ͗͢", "e\u0301" * 8, "\u200d\u200d", "ﷺ﷽"]
+WIDE = [
+    "中文字", "👨\u200d👩\u200d👧 family", "❤\ufe0f\ufe0e", "🇩🇪🇫🇷", "ก็ำน้ำ", "Z͑ͫ̓ͪ̂ͫ̽͏̴̙̤̞͉͚̯̞̠͍A̴̵̜̰͔ͫ͗͢", "e\u0301" * 8, "\u200d\u200d", "ﷺ﷽",
+]  # fmt: skip
 BROKEN = ["\ud800lone", "x" * 640_000, ""]
 GROUPS = {"markup": MARKUP, "sequences": SEQUENCES, "bidirectional": BIDI, "wide": WIDE, "broken": BROKEN}
 
@@ -76,8 +91,8 @@ async def test_hostile_text_everywhere_breaks_nothing_and_reaches_no_terminal(gr
     terminal = Terminal(130, 44)
 
     def check() -> None:
-        for row in rows_of(app):
-            assert cell_width(row) == 130
+        for strip in compositor_of(app.screen).render_strips():
+            assert sum(cell_width(segment.text) for segment in strip) == 130
         sent, app._driver.sent = app._driver.sent, ""
         # What is left without our own cursor moves, styles, line ends and Textual's pointer shapes is text.
         body = re.sub("\x1b\\[[0-9;?]*[A-Za-z]|\n|\x1b\\]22;[a-z]*\x07", "", sent)
@@ -103,7 +118,7 @@ async def test_hostile_text_everywhere_breaks_nothing_and_reaches_no_terminal(gr
             await flushed(pilot)
             check()
             await pilot.press("escape")
-        for view in feed.state.snapshot().requests:
+        for view in feed.state.snapshot().requests[:3]:
             app.open_request(view)
             await flushed(pilot)
             await pilot.press("c", "x")

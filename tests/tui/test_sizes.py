@@ -39,7 +39,9 @@ async def test_every_part_paints_rows_of_its_width_at_every_width_and_height(bus
                         assert cells == width, f"{part.id} at {width}×{height}"
 
 
-SIZES = [(1, 1), (2, 2), (500, 200), (1, 60), (200, 1), (3, 5), (10, 4), (40, 10), (65, 20), (79, 23), (116, 30), (119, 40)]
+SIZES = [
+    (1, 1), (2, 2), (500, 200), (1, 60), (200, 1), (3, 5), (10, 4), (40, 10), (65, 20), (79, 23), (116, 30), (119, 40),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -41,12 +41,10 @@ class Expectation:
         self.step = step or replace(theory, dense=dense)
         self._budget = budget_tokens
         self._front = front_end or FrontEnd()
-        read = float(Costs(model, device, Efficiency(), Counting.EXACT).weight_bytes(1.0))
-        self._head = self.step.weights_ms * model.head_bytes / read
-        """ms of reading the LM head's weights."""
-        self._byte_ms = self.step.weights_ms / read
-        self._row_ms = _VOCABULARY_PASSES * 4.0 * model.vocab * self._byte_ms
-        self._hidden_ms = HIDDEN_PASSES * 2.0 * model.hidden * self._byte_ms
+        read = float(Costs(model, device, Efficiency(), Counting.EXACT).weight_bytes(1.0, head=False))
+        byte_ms = self.step.weights_ms / read
+        self._row_ms = _VOCABULARY_PASSES * 4.0 * model.vocab * byte_ms
+        self._hidden_ms = HIDDEN_PASSES * 2.0 * model.hidden * byte_ms
 
     def stages(self, request: RequestView, batch: int = 1, context_tokens: float = 0.0) -> dict[Stage, float]:
         """Expected ms of each stage. `batch` sequences ran in a step, which held `context_tokens` of KV cache together
@@ -66,7 +64,7 @@ class Expectation:
         beside = max(0.0, together - own) if others else 0.0
         prefill, last, passes = self._prefill(request, prompt, cached, others, beside)
         sequences = float(others + 1)
-        head = self._head + step.sequence_ms * sequences
+        head = float(step.lm_head_ms(sequences))
         expected[Stage.EMBED] = self._hidden_ms * last
         expected[Stage.PREFILL] = max(0.0, prefill - head - expected[Stage.EMBED]) + (passes - 1) * (
             step.host_ms + step.host_sequence_ms * sequences + step.after_ms + step.gap_ms

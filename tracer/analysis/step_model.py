@@ -17,9 +17,10 @@ from tracer.analysis.roofline import Roofline, combine
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """ms. On the device: `weights_ms` one read of the weights; for each token `token_ms`, for each sequence that gets
-    logits `sequence_ms`, for each token of context that is read `context_ms`, for each query-key pair `pair_ms`.
-    On the host: `host_ms` and `host_sequence_ms` before and `after_ms` behind the token, `gap_ms` until the next step.
+    """ms. In the layers: `weights_ms` one read of their weights; for each token `token_ms`, for each token of context
+    that is read `context_ms`, for each query-key pair `pair_ms`. In the LM head, which comes after them: `head_ms` one
+    read of its weights, `sequence_ms` for each sequence that gets logits. On the host: `host_ms` and
+    `host_sequence_ms` before the token is known, `after_ms` behind it, `gap_ms` until the next step.
 
     `dense`: attention multiplies every query of the step with every key of the step, whoever's they are (masked matrix
     products, as on CPUs), so that a prompt gets dearer by the caches of its batch-mates.
@@ -27,9 +28,10 @@ class StepModel:
 
     weights_ms: float
     token_ms: float
-    sequence_ms: float
     context_ms: float
     pair_ms: float
+    head_ms: float = 0.0
+    sequence_ms: float = 0.0
     host_ms: float = 0.0
     host_sequence_ms: float = 0.0
     after_ms: float = 0.0
@@ -43,8 +45,12 @@ class StepModel:
         if self.dense:
             pairs = tokens * context
         bandwidth = self.weights_ms + self.context_ms * context
-        arithmetic = self.token_ms * tokens + self.sequence_ms * sequences + self.pair_ms * pairs
-        return combine(arithmetic, bandwidth, self.roofline)
+        arithmetic = self.token_ms * tokens + self.pair_ms * pairs
+        return combine(arithmetic, bandwidth, self.roofline) + self.lm_head_ms(sequences)
+
+    def lm_head_ms(self, sequences: Number) -> Number:
+        """The LM head for one position of each of `sequences`."""
+        return combine(self.sequence_ms * sequences, self.head_ms, self.roofline)
 
     def token_instant_ms(self, tokens: Number, sequences: Number, context: Number, pairs: Number) -> Number:
         """From the begin of a step until its tokens are known."""
@@ -62,8 +68,10 @@ def step_model(model: ModelShape, device: Device, efficiency: Efficiency | None 
     efficiency = efficiency or Efficiency(mfu=device.mfu, mbu=device.mbu)
     costs = Costs(model, device, efficiency, Counting.EXACT, tp)
     link = float(costs.link_ms(1.0)) - float(costs.link_ms(0.0))
+    everyone = float("inf") if model.experts else 1.0
     return StepModel(
-        weights_ms=float(costs.bandwidth_ms(costs.weight_bytes(float("inf") if model.experts else 1.0))),
+        weights_ms=float(costs.bandwidth_ms(costs.weight_bytes(everyone, head=False))),
+        head_ms=float(costs.bandwidth_ms(costs.head_bytes())),
         token_ms=float(costs.arithmetic_ms(costs.matrix_flops(1.0, 0.0))) + link,
         sequence_ms=float(costs.arithmetic_ms(costs.head_flops(1.0))),
         context_ms=float(costs.bandwidth_ms(costs.kv_bytes(1.0))),

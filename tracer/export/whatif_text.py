@@ -19,16 +19,19 @@ def whatif_text(told: Prediction, *, width: int = 100, unicode: bool = True) -> 
     for metric in told.metrics:
         measured = "" if metric.measured is None else _figure(metric.measured)
         spread = f"{_figure(metric.low)} … {_figure(metric.high)} {metric.unit}"
+        if not math.isfinite(metric.predicted):
+            continue
         row = f"{label(metric.name):<12}{measured:>11}{_figure(metric.predicted):>11}{metric.change:>+9.0%}   {spread}"
         lines.append(fit(row, width).rstrip())
     if told.replay_error is not None:
-        lines += ["", f"the replay of what was recorded is {told.replay_error:.0%} off at the median"]
+        said = f"the replay of what was recorded is {told.replay_error:.0%} off at the median"
+        lines += ["", *textwrap.wrap(said, max(20, width))]
     for note in told.notes:
         lines += textwrap.wrap(f"- {note}", max(20, width), subsequent_indent="  ")
     text = "\n".join(lines)
     if unicode:
         return text
-    for sign, plain in (("→", ">"), ("…", "~"), ("×", "x")):
+    for sign, plain in (("→", ">"), ("…", "~"), ("×", "x")):  # one cell each: the rows keep their width
         text = text.replace(sign, plain)
     return text.encode("ascii", "replace").decode("ascii")
 

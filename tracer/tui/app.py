@@ -21,15 +21,18 @@ from typing import Any, ClassVar
 from rich.style import Style
 from textual.app import App, SystemCommand
 from textual.binding import Binding
+from textual.driver import Driver
 from textual.screen import Screen
 
 from tracer.state.view import RequestView, Snapshot
-from tracer.text import cell_width, clean
+from tracer.text import cell_width
 from tracer.tui import compositor
+from tracer.tui.canvas import label
 from tracer.tui.feed import EngineLog, Feed, Traffic
 from tracer.tui.lens import Lens
 from tracer.tui.screens.base import FrameScreen
 from tracer.tui.screens.live import LiveScreen
+from tracer.tui.terminal import patient
 from tracer.tui.theme import ASCII, PALETTES, Look, choose_glyphs, choose_palette, textual_theme
 
 FRAMES_PER_SECOND = 10
@@ -68,6 +71,10 @@ class TracerApp(App[int]):
         Binding("z", "stop_traffic", "stop or resume arrivals", show=False),
         Binding("t", "ask", "type a prompt and watch it", show=False),
     ]
+
+    def get_driver_class(self) -> type[Driver]:
+        """Textual's choice, made to outlive its terminal."""
+        return patient(super().get_driver_class())
 
     def __init__(
         self,
@@ -198,7 +205,7 @@ class TracerApp(App[int]):
 
     def say(self, text: str, *, grave: bool = False) -> None:
         """A passing message. Never markup: the text may come from anywhere."""
-        self.notify(clean(text), severity="error" if grave else "information", markup=False)
+        self.notify(label(text), severity="error" if grave else "information", markup=False)
 
     def open_request(self, view: RequestView) -> None:
         """Show one request closely."""

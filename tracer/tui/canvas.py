@@ -29,6 +29,15 @@ MERGE_GAP: Final = 4
 """Unchanged cells between two changed runs that are cheaper to send than to jump over (a jump costs 6-9 bytes)."""
 
 
+LABEL_ROOM: Final = 400
+"""Characters of a text from outside that are looked at where it is a label: more do not fit on any screen."""
+
+
+def label(text: str) -> str:
+    """Text from outside as a label: cleaned, and cut where no screen is wide enough for it."""
+    return clean(text[:LABEL_ROOM])
+
+
 class Line:
     """One row, built from left to right and never wider than `width` cells."""
 
@@ -56,8 +65,9 @@ class Line:
 
     def put_text(self, text: str, style: Style, cells: int | None = None, ellipsis: str = "…") -> Line:
         """Append text from outside: cleaned, and cropped or padded to `cells` when given."""
-        text = clean(text)
         room = self.width - self.used
+        # What lies far beyond the room is not even looked at; what remains is long enough to be cropped.
+        text = clean(text[: 4 * room + 256])
         wanted = min(cell_width(text) if cells is None else cells, room)
         text = fit(text, wanted, ellipsis=ellipsis)
         if text:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rich.segment import Segment
 
-from tracer.tui.canvas import Canvas, Line, Row, blank
+from tracer.text import cell_width
+from tracer.tui.canvas import Canvas, Line, Row, blank, label
 from tracer.tui.theme import Look
 
 
@@ -47,14 +48,13 @@ class Panel(Canvas):
             line.put(glyphs.tee_down if self.first else glyphs.tee_right, rule)
         line.put(glyphs.horizontal, rule)
         title = self.title()
-        note = self.note()
-        note_cells = sum(len(segment.text) for segment in note)
+        note, note_cells = clean_note(self.note())
         style = look.accent if self.has_focus else look.bold
         if self.has_focus and not look.palette.accent:
             style = look.style("", None, "bold reverse")
         room = max(0, width - line.used - (note_cells + 3 if note else 0) - 1)
         if title and room > 2:
-            line.put(" ", rule).put_text(title, style, min(room, _cells(title)), ellipsis=glyphs.ellipsis)
+            line.put(" ", rule).put_text(title, style, min(room, cell_width(label(title))), ellipsis=glyphs.ellipsis)
             line.put(" ", rule)
         if note and line.room >= note_cells + 3:
             line.fill_to(width - note_cells - 3, rule, glyphs.horizontal)
@@ -84,7 +84,7 @@ class Panel(Canvas):
         return rows
 
 
-def _cells(text: str) -> int:
-    from tracer.text import cell_width, clean
-
-    return cell_width(clean(text))
+def clean_note(note: list[Segment]) -> tuple[list[Segment], int]:
+    """A note with its text cleaned, and the cells that it takes."""
+    cleaned = [Segment(label(text), style) for text, style, _ in note]
+    return cleaned, sum(cell_width(segment.text) for segment in cleaned)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from tracer.analysis.diagnosis.evidence import Asked, EngineFacts, Evidence, ms
 from tracer.analysis.diagnosis.finding import AFFECTED_SHOWN, CannotTell, Exhibit, Finding
+from tracer.analysis.diagnosis.records import Asked, EngineFacts, Evidence, ms
 from tracer.stages import Stage
 
 
 class Budget(Protocol):
-    """Expected times by the analytic model, for the engine that was traced."""
+    """What a step should take by the analytic model, for the engine that was traced:
+    `analysis.step_model.StepModel`."""
 
-    def step_ms(self, batch: float, context: float) -> float:
-        """One decode step of `batch` sequences that hold `context` tokens in all, in ms."""
-
-    def prefill_ms(self, tokens: float, cached: float) -> float:
-        """The prefill of `tokens` prompt tokens of which `cached` are in the prefix cache, in ms."""
+    def cycle_ms(self, tokens: Any, sequences: Any, context: Any, pairs: Any) -> Any:
+        """From the begin of a step to the begin of the next, in ms: `tokens` run, of `sequences` that hold `context`
+        tokens of KV cache together, with `pairs` of query and key. Numbers or arrays of one shape."""
 
 
 @dataclass(frozen=True, slots=True)

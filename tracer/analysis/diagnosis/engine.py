@@ -10,8 +10,9 @@ from typing import Final
 
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Budget, Case, ClientTimes
-from tracer.analysis.diagnosis.evidence import Evidence, collect, ms
+from tracer.analysis.diagnosis.evidence import collect
 from tracer.analysis.diagnosis.finding import CannotTell, Diagnosis, Finding
+from tracer.analysis.diagnosis.records import Evidence, ms
 from tracer.analysis.diagnosis.rules import NAMES, RULES
 from tracer.analysis.diagnosis.symptoms import symptoms
 from tracer.clock import NS_PER_S
@@ -156,7 +157,9 @@ def _fold(found: Sequence[Finding]) -> list[Finding]:
         if cause is not None:
             into[id(finding)] = cause
             causes.remove(finding)
-    out = [_credit(cause, [one for one in ranked if _root(one, into) is cause and one is not cause]) for cause in causes]
+    out = [
+        _credit(cause, [one for one in ranked if one is not cause and _root(one, into) is cause]) for cause in causes
+    ]
     out.sort(key=_weight, reverse=True)
     return out
 
@@ -231,7 +234,9 @@ def _verdict(findings: Sequence[Finding], open_questions: Sequence[CannotTell], 
     """The whole in one sentence."""
     if findings:
         first = findings[0]
-        where = f"stage {int(first.stage)}, {first.stage.id}" if first.stage is not None else _NO_STAGE.get(first.rule, "")
+        where = _NO_STAGE.get(first.rule, "")
+        if first.stage is not None:
+            where = f"stage {int(first.stage)}, {first.stage.id}"
         more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
         return f"{where}: {first.statement}{more}" if where else f"{first.statement}{more}"
     symptom = next((entry for entry in open_questions if entry.symptom), None)

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from tracer.analysis.diagnosis import thresholds as limit
-from tracer.analysis.diagnosis.evidence import Asked, EngineFacts
+from tracer.analysis.diagnosis.records import Asked, EngineFacts
 from tracer.analysis.diagnosis.steps import Ints
 from tracer.text import clean
 
@@ -152,10 +152,10 @@ def _compare(request: Asked, mine: Ints, other: Asked, theirs: Ints) -> Differen
         gram = mine[at + skipped : at + skipped + _GRAM]
         if len(gram) < _GRAM:
             return None
-        shift = ahead.get(gram.tobytes())
-        if shift is None or (skipped == 0 and shift == 0):
+        met = ahead.get(gram.tobytes())
+        if met is None or (skipped == 0 and met == 0):
             continue
-        a, b = mine[at + skipped :], theirs[at + shift :]
+        a, b = mine[at + skipped :], theirs[at + met :]
         length = min(len(a), len(b))
         apart = np.flatnonzero(a[:length] != b[:length])
         tail = int(apart[0]) if len(apart) else length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -15,11 +16,12 @@ LOOK: Final = 10
 
 
 class Spell(NamedTuple):
-    """Places (inclusive) of the first and the last sample of a stretch, and how many samples in it are flagged."""
+    """Places (inclusive) of the first and the last sample of a stretch, and how many samples in it are flagged
+    (`hits`)."""
 
     first: int
     last: int
-    count: int
+    hits: int
 
 
 def spell(flags: Flags, share: float = 0.6) -> Spell | None:
@@ -81,7 +83,7 @@ def points(times: Ints | NDArray[np.int64], values: Floats | Ints) -> tuple[tupl
         return tuple((int(t), round(float(v), 4)) for t, v in zip(times, values, strict=True))
     edges = np.linspace(0, count, POINTS_SHOWN + 1).astype(int)
     out = []
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in pairwise(edges):
         at = low + int(np.argmax(values[low:high]))
         out.append((int(times[at]), round(float(values[at]), 4)))
     return tuple(out)

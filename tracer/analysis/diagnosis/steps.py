@@ -18,8 +18,8 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 _FIELDS: Final = (
-    "t", "n", "scheduled", "launched", "embed", "layers", "head", "logits", "sampled", "token", "end", "batch", "tokens",
-    "used", "cached", "free", "waiting", "running", "preempted", "timing", "wait", "graph",
+    "t", "n", "scheduled", "launched", "embed", "layers", "head", "logits", "sampled", "token", "end", "tokens", "used",
+    "cached", "free", "waiting", "running", "preempted", "timing", "wait", "graph",
 )  # fmt: skip
 
 
@@ -75,12 +75,14 @@ class StepTable:
     @cached_property
     def end(self) -> Ints:
         """When the step was over: its end, or the instant of its tokens if that is later."""
-        return np.maximum(self.begin + np.maximum(self.columns["end"], 0), self.tokens_at)
+        out: Ints = np.maximum(self.begin + np.maximum(self.columns["end"], 0), self.tokens_at)
+        return out
 
     @cached_property
     def duration(self) -> Ints:
         """Begin to end. With asynchronous batching steps overlap: see `interval`."""
-        return np.maximum(self.end - self.begin, 0)
+        out: Ints = np.maximum(self.end - self.begin, 0)
+        return out
 
     @cached_property
     def interval(self) -> Ints:
@@ -102,19 +104,22 @@ class StepTable:
         """Time that this step adds to those before it: from the end of all earlier ones (or its begin) to its end."""
         reached = np.maximum.accumulate(self.end)
         before = np.concatenate([self.begin[:1], reached[:-1]]) if len(self) else self.begin
-        return np.maximum(reached - np.maximum(self.begin, before), 0)
+        out: Ints = np.maximum(reached - np.maximum(self.begin, before), 0)
+        return out
 
     # --- members -----------------------------------------------------------------------------------------------------
 
     @cached_property
     def continuing(self) -> Ints:
         """Members that were in the step before too."""
-        return np.maximum(self.sizes - self.joined, 0)
+        out: Ints = np.maximum(self.sizes - self.joined, 0)
+        return out
 
     @cached_property
     def decoding(self) -> Ints:
         """Members that did not run prompt tokens."""
-        return np.maximum(self.sizes - self.prefilling, 0)
+        out: Ints = np.maximum(self.sizes - self.prefilling, 0)
+        return out
 
     @cached_property
     def plain(self) -> Flags:

@@ -1,8 +1,8 @@
 """Symptoms: what an operator sees. Each is looked for without a cause, then laid beside the findings: a finding that
 accounts for it explains it, and one that nothing explains is told as *can't tell*.
 
-D1 TTFT climbed, D2 streaming got slower, D3 both, D6 TTFT is bimodal. (D4, D5 and D7 are told by the rules of their own:
-preemption, tenant prompts, templates.)
+D1 TTFT climbed, D2 streaming got slower, D3 both, D6 TTFT is bimodal. (D4, D5 and D7 are told by the rules of their
+own: preemption, tenant prompts, templates.)
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 
 from tracer.analysis.diagnosis import thresholds as limit
-from tracer.analysis.diagnosis.evidence import Asked, Evidence, median, ms
 from tracer.analysis.diagnosis.finding import Finding
+from tracer.analysis.diagnosis.records import Asked, Evidence, median, ms
 from tracer.analysis.diagnosis.spell import change
 from tracer.clock import NS_PER_MS, NS_PER_S
 from tracer.stages import Stage
@@ -45,7 +45,8 @@ class Symptom:
             return False
         early = finding.stage is None or finding.stage not in (Stage.DECODE, Stage.TEARDOWN) or finding.slowdown > 1.1
         late = (
-            finding.stage is None or finding.stage in (Stage.DECODE, Stage.SAMPLE, Stage.STREAM) or finding.slowdown > 1.1
+            finding.stage is None or finding.stage in (Stage.DECODE, Stage.SAMPLE, Stage.STREAM) or finding.slowdown >
+            1.1
         )
         return (self.first and early and finding.rule not in _DECODE) or (self.later and late)
 
@@ -75,8 +76,9 @@ def _ttft_climbed(evidence: Evidence) -> Symptom | None:
     if turn.after - turn.before < limit.GREW_MS * NS_PER_MS:
         return None
     return Symptom(
-        "D1", f"TTFT p50 went from {ms(turn.before):,.0f} to {ms(turn.after):,.0f} ms", asked[turn.at].begin, True, False
-    )
+        "D1", f"TTFT p50 went from {ms(turn.before):,.0f} to {ms(turn.after):,.0f} ms",
+        asked[turn.at].begin, True, False,
+    )  # fmt: skip
 
 
 def _itl_climbed(evidence: Evidence) -> Symptom | None:
@@ -104,7 +106,8 @@ def _bimodal(evidence: Evidence) -> Symptom | None:
     if slow < limit.GREW * fast or slow - fast < limit.GREW_MS * NS_PER_MS:
         return None
     return Symptom(
-        "D6", f"TTFT is bimodal: prefill takes {ms(fast):,.0f} ms where the prefix cache hits ({len(hits)} requests) and "
+        "D6",
+        f"TTFT is bimodal: prefill takes {ms(fast):,.0f} ms where the prefix cache hits ({len(hits)} requests) and "
         f"{ms(slow):,.0f} ms where it misses ({len(misses)})", asked[0].begin, True, False, weak=True,
     )  # fmt: skip
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.style import Style
 
 from tracer.state.view import EngineView, Snapshot
-from tracer.text import cell_width, clean
+from tracer.text import cell_width
 from tracer.tui import figures
-from tracer.tui.canvas import Canvas, Line, Row
+from tracer.tui.canvas import LABEL_ROOM, Canvas, Line, Row, label
 from tracer.tui.theme import Look
 
 
@@ -36,7 +36,7 @@ class ContextStrip(Canvas):
     def paint(self, width: int, height: int) -> list[Row]:
         """The row: items from the left, status at the right."""
         look = self.look
-        status = clean(self.status)
+        status = label(self.status)
         room = max(0, width - cell_width(status) - 3)
         items = _items(self.snapshot, self.fallback)
         chosen = [long for _, long, _ in items]
@@ -73,22 +73,22 @@ def _total(texts: list[str]) -> int:
 def _items(snapshot: Snapshot | None, fallback: str) -> list[tuple[int, str, str]]:
     """(how soon to give way, long form, short form), cleaned, in the order in which they stand."""
     if snapshot is None:
-        return [(0, clean(fallback) or "tracer", "tracer")]
+        return [(0, label(fallback) or "tracer", "tracer")]
     items: list[tuple[int, str, str]] = []
     engines = engines_of(snapshot)
     context = snapshot.context
     if engines:
         engine = engines[0]
-        name = clean(f"{engine.name or engine.title} {engine.version}".strip())
+        name = f"{label(engine.name or engine.title)} {label(engine.version)}".strip()
         more = f" +{len(engines) - 1}" if len(engines) > 1 else ""
-        model = clean(engine.model.rstrip("/").rsplit("/", 1)[-1])
-        items.append((1, name + more, clean(engine.name or engine.title) + more))
+        model = label(engine.model[-LABEL_ROOM:].rstrip("/").rsplit("/", 1)[-1])
+        items.append((1, name + more, label(engine.name or engine.title) + more))
         if model:
-            items.append((0, f"{model} {clean(engine.dtype)}".strip(), model))
+            items.append((0, f"{model} {label(engine.dtype)}".strip(), model))
         if engine.device:
-            items.append((4, clean(engine.device), clean(engine.device)))
+            items.append((4, label(engine.device), label(engine.device)))
     else:
-        items.append((0, clean(fallback) or "tracer", clean(fallback) or "tracer"))
+        items.append((0, label(fallback) or "tracer", label(fallback) or "tracer"))
         if not snapshot.engines:
             return items
     items.append((2, f"{figures.rate(context.request_rate)} req/s", f"{figures.rate(context.request_rate)}/s"))

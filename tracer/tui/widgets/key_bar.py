@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from textual import events
 
-from tracer.text import cell_width, clean
-from tracer.tui.canvas import Canvas, Line, Row
+from tracer.text import cell_width
+from tracer.tui.canvas import Canvas, Line, Row, label
 from tracer.tui.theme import Look
 
 
@@ -38,7 +38,7 @@ class KeyBar(Canvas):
         self.repaint()
 
     def _note_cells(self, width: int) -> int:
-        cells = cell_width(clean(self.note))
+        cells = cell_width(label(self.note))
         return min(cells, max(0, width * 2 // 3)) if cells else 0
 
     def _places(self, width: int) -> list[tuple[int, int, Key]]:

@@ -47,8 +47,7 @@ class LogPane(Panel):
         room = max(0, self.size.width - 24)
         if cell_width(path) > room:
             path = fit(path, room, ellipsis=self.look.glyphs.ellipsis)
-        # The title row counts characters; a path with wide ones is left out rather than drawn askew.
-        return [Segment(path, self.look.dim)] if path and cell_width(path) == len(path) else []
+        return [Segment(path, self.look.dim)] if path else []
 
     def body(self, width: int, height: int) -> list[Row]:
         look = self.look

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.style import Style
 
 from tracer.state.view import Phase, RequestView
-from tracer.text import cell_width, clean
+from tracer.text import cell_width
 from tracer.tui import figures
-from tracer.tui.canvas import Canvas, Line, Row
+from tracer.tui.canvas import Canvas, Line, Row, label
 from tracer.tui.theme import Look
 from tracer.tui.widgets.waterfall import phase_text
 
@@ -33,7 +33,7 @@ class RequestHead(Canvas):
         """The rows."""
         look, view = self.look, self.view
         line = Line(width)
-        status = clean(self.status)
+        status = label(self.status)
         room = max(0, width - cell_width(status) - 2)
         if view is None:
             line.put_text(f" {self.missing}", look.warn, min(room, width), ellipsis=look.glyphs.ellipsis)
@@ -59,7 +59,7 @@ class RequestHead(Canvas):
                 break
             if index:
                 line.put(f" {look.glyphs.dot} ", look.faint)
-            line.put_text(text, part_style, min(cell_width(clean(text)), left), ellipsis=look.glyphs.ellipsis)
+            line.put_text(text, part_style, min(cell_width(label(text)), left), ellipsis=look.glyphs.ellipsis)
         rows: list[Row] = [self._with_status(line, status, width)]
         if height > 1:
             rows.append(self._numbers(view, width))

@@ -7,6 +7,7 @@ from textual import events
 from textual.message import Message
 
 from tracer.tui.canvas import Canvas, Line, Row
+from tracer.tui.panel import clean_note
 from tracer.tui.theme import Look
 
 
@@ -47,10 +48,10 @@ class TabLine(Canvas):
             line.fill_to(at, look.faint, look.glyphs.horizontal)
             chosen = index == self.current
             line.put(f" {name} ", look.tab_on if chosen else look.dim)
-        cells = sum(len(segment.text) for segment in self.note)
+        note, cells = clean_note(self.note)
         if cells and line.room >= cells + 4:
             line.fill_to(width - cells - 3, look.faint, look.glyphs.horizontal)
-            line.put(" ", look.faint).put_segments(self.note, cells).put(" ", look.faint)
+            line.put(" ", look.faint).put_segments(note, cells).put(" ", look.faint)
         return [line.end(look.faint, look.glyphs.horizontal)]
 
     def on_click(self, event: events.Click) -> None:

@@ -7,13 +7,14 @@ import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
-from tracer.analysis.diagnosis.evidence import Asked, EngineFacts, Evidence, median, ms
 from tracer.analysis.diagnosis.finding import CannotTell, Exhibit
+from tracer.analysis.diagnosis.records import Asked, EngineFacts, Evidence, median, ms
 from tracer.analysis.diagnosis.spell import points
 from tracer.analysis.diagnosis.steps import Flags, Ints
 from tracer.clock import NS_PER_MS, NS_PER_S
@@ -219,26 +220,27 @@ def _explain(evidence: Evidence, engine: EngineFacts, episodes: Sequence[Kept]) 
     offered, served, sustained = rates(engine, worst)
     wait = f"{len(requests)} requests wait for admission ({middle})"
     gauges = _gauges(engine, kept)
-    common = {
+    factor = offered / max(served, 1e-9) if sustained else 0.0
+    common: dict[str, Any] = {
         "lost_ns": kept.lost, "start": kept.begin, "end": kept.end, "affected": requests, "engine": engine,
-        "load": offered / max(served, 1e-9) if sustained else 0.0,
+        "exhibits": [queue, *gauges],
     }  # fmt: skip
     load = f"{offered:.3g} requests/s come, {served:.3g}/s are served"
     if used.kv >= 0.5:
         return [found(
             evidence, KV, Stage.ADMISSION,
-            f"KV blocks are used up: {wait}; {1 - used.kv_low:.1%} of {engine.num_blocks:,} blocks are held and the next "
+            f"KV blocks are used up: {wait}; {1 - used.kv_low:.1%} of {engine.num_blocks:,} blocks are held and the "
+            "next "
             f"in line needs {used.need:,.0f}" + (f"; {load}" if sustained else ""),
             check="more KV blocks (memory share, fp8 cache), shorter contexts, or fewer requests at once",
-            confidence=0.9, exhibits=[queue, *gauges],
-            **{**common, "load": max(common["load"], _relief(engine, used))},  # type: ignore[arg-type,call-overload]
+            confidence=0.9, load=max(factor, _relief(engine, used)), **common,
         )]  # fmt: skip
     limits = _limit_words(engine, used)
     if sustained:
         return [found(
             evidence, OVER, Stage.ADMISSION, f"over capacity: {load}; {wait}{limits}",
             check="shed or spread load, or add an engine; a larger batch only helps while ITL may still grow",
-            confidence=0.9, exhibits=[queue, *gauges], **common,  # type: ignore[arg-type]
+            confidence=0.9, load=factor, **common,
         )]  # fmt: skip
     if used.kv_known or used.slots >= 0.5 or used.tokens >= 0.5:
         return [found(
@@ -246,7 +248,7 @@ def _explain(evidence: Evidence, engine: EngineFacts, episodes: Sequence[Kept]) 
             f"{wait}{limits or ': the limit is sequences or tokens a step, not KV'}"
             + (f" (KV at most {1 - used.kv_low:.1%} full)" if used.kv_known else ""),
             check="the limits on sequences and tokens a step (max-num-seqs, max-batch-tokens)",
-            confidence=0.85 if limits else 0.7, exhibits=[queue, *gauges], **common,  # type: ignore[arg-type]
+            confidence=0.85 if limits else 0.7, **common,
         )]  # fmt: skip
     return [CannotTell(
         SLOTS, f"{wait}; the trace holds neither KV gauges nor batch limits of {engine.title}",
@@ -257,7 +259,8 @@ def _explain(evidence: Evidence, engine: EngineFacts, episodes: Sequence[Kept]) 
 @dataclass(frozen=True, slots=True)
 class Used:
     """Shares of the waiting time in which a limit was reached; `kv_low` the smallest share of the pool that was to be
-    had (free or reclaimable), as the median over the time it was short; `need` blocks that the head of the queue needs."""
+    had (free or reclaimable), as the median over the time it was short; `need` blocks that the head of the queue
+    needs."""
 
     kv: float
     slots: float

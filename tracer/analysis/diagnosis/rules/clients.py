@@ -1,4 +1,5 @@
-"""What lies outside the stages: clients that hang up or measure more than the server took, time that no stage covers."""
+"""What lies outside the stages: clients that hang up or measure more than the server took, time that no stage
+covers."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from typing import Final
 
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
-from tracer.analysis.diagnosis.evidence import Asked, Evidence, median, ms
 from tracer.analysis.diagnosis.finding import CannotTell, Exhibit
+from tracer.analysis.diagnosis.records import Asked, Evidence, median, ms
 from tracer.clock import NS_PER_MS, NS_PER_S
 from tracer.stages import Stage
 from tracer.state.latency import unattributed as uncovered
@@ -41,7 +42,8 @@ def abandoned(case: Case) -> Sequence[Said]:
     closed = sorted(request.closed or 0 for request in requests)
     return [found(
         evidence, ABANDONED, Stage.TEARDOWN,
-        f"{len(held)} requests go on for {median([length for length, _ in held]) / 1e9:,.1f} s (p50) after their client "
+        f"{len(held)} requests go on for {median([length for length, _ in held]) / 1e9:,.1f} s (p50) after their "
+        "client "
         f"hung up: {tokens:,} tokens for nobody" + (f", {blocks:,} blocks held" if blocks else ""),
         check="that a disconnect is passed on to the engine (also for answers that are not streamed)",
         lost_ns=float(sum(length for length, _ in held)), start=closed[0],
@@ -64,7 +66,8 @@ def hung_up(case: Case) -> Sequence[Said]:
     silent = sum(1 for r in gone if r.handed_out is None)
     return [found(
         evidence, HUNG_UP, Stage.TEARDOWN,
-        f"{len(gone)} of {len(over)} clients hang up before the end, {median(spent) / 1e9:,.1f} s (p50) after they asked: "
+        f"{len(gone)} of {len(over)} clients hang up before the end, {median(spent) / 1e9:,.1f} s (p50) after they "
+        "asked: "
         f"{tokens:,} tokens for nobody" + (f"; {silent} of them had seen no token" if silent else ""),
         check="the clients' timeouts, and what makes them run out (TTFT first)",
         lost_ns=float(sum(spent)), start=gone[0].begin, end=gone[-1].closed, confidence=0.8, affected=gone,
@@ -127,11 +130,12 @@ def unattributed(case: Case) -> Sequence[Said]:
             hits.append((bare, whole, request))
     if len(hits) < limit.SAMPLES or len(hits) < 0.5 * known:
         return []
-    bare, whole = median([b for b, _, _ in hits]), median([w for _, w, _ in hits])
+    nowhere, total = median([b for b, _, _ in hits]), median([w for _, w, _ in hits])
     halves = _halves(evidence)
     return [CannotTell(
         UNATTRIBUTED,
-        f"{ms(bare):,.0f} ms of a TTFT of {ms(whole):,.0f} ms (p50 of {len(hits)} requests) are in no stage" + halves,
+        f"{ms(nowhere):,.0f} ms of a TTFT of {ms(total):,.0f} ms (p50 of {len(hits)} requests) are in no "
+        "stage" + halves,
         "with hooks in every process that the request crosses, and the client's x-request-id passed on to each",
         symptom=True,
     )]  # fmt: skip

@@ -9,8 +9,8 @@ import numpy as np
 
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
-from tracer.analysis.diagnosis.evidence import Asked, Evidence, median, ms
 from tracer.analysis.diagnosis.finding import Exhibit
+from tracer.analysis.diagnosis.records import Asked, Evidence, median, ms
 from tracer.analysis.diagnosis.spell import points
 from tracer.clock import NS_PER_MS
 from tracer.stages import Stage
@@ -68,7 +68,8 @@ def against_baseline(case: Case) -> Sequence[Said]:
         requests = [r for _, r in now]
         said.append(found(
             evidence, SLOWER, stage,
-            f"{name} takes {ms(after):,.1f} ms, in the baseline {ms(before):,.1f} ms (p50 of {len(now)} and {len(then)} "
+            f"{name} takes {ms(after):,.1f} ms, in the baseline {ms(before):,.1f} ms (p50 of {len(now)} and "
+            f"{len(then)} "
             "requests)",
             check="what changed since the baseline in this stage",
             lost_ns=sum(max(0.0, (v - before) * units(r)) for v, r in now), start=requests[0].begin,
@@ -110,10 +111,8 @@ def against_budget(case: Case) -> Sequence[Said]:
             continue
         chosen = plain[:: max(1, len(plain) // 400)]
         took = table.interval[chosen] / NS_PER_MS
-        expected = np.array([
-            case.budget.step_ms(float(size), float(context))
-            for size, context in zip(table.sizes[chosen], table.context[chosen], strict=True)
-        ])  # fmt: skip
+        sizes, context = table.sizes[chosen].astype(float), table.context[chosen]
+        expected = np.asarray(case.budget.cycle_ms(sizes, sizes, context, context), float)
         ratio = median(took / np.maximum(expected, 1e-6))
         if ratio < limit.BUDGET or median(took) - median(expected) < 2.0:
             continue
@@ -121,7 +120,8 @@ def against_budget(case: Case) -> Sequence[Said]:
         excess = (np.maximum(took - expected, 0) * table.sizes[chosen]).sum() * len(plain) / len(chosen)
         said.append(found(
             case.evidence, BUDGET, Stage.DECODE,
-            f"a decode step takes {median(took):,.1f} ms, {ratio:,.1f} times the {median(expected):,.1f} ms of the budget",
+            f"a decode step takes {median(took):,.1f} ms, {ratio:,.1f} times the {median(expected):,.1f} ms of the "
+            "budget",
             check="whether the budget's device and dtype are the traced ones; then host time between steps",
             lost_ns=float(excess) * NS_PER_MS, start=begin, end=end, confidence=0.6,
             affected=[r for r in engine.requests if len(r.tokens) > 1], engine=engine,

@@ -23,14 +23,15 @@ def coverage(case: Case) -> Sequence[Said]:
         ))  # fmt: skip
     if not evidence.steps:
         said.append(CannotTell(
-            "engine", "no engine's steps are in the trace: stages 4 to 9 and 11 are one", "with hooks in the engine's process",
-            Stage.ADMISSION,
+            "engine", "no engine's steps are in the trace: stages 4 to 9 and 11 are one",
+            "with hooks in the engine's process", Stage.ADMISSION,
         ))  # fmt: skip
     for engine in evidence.engines:
         table = engine.steps
         if len(table) >= limit.STEPS and not (table.sampling >= 0).any():
             said.append(CannotTell(
-                "sampler", f"the steps of {engine.title} are not told in parts: sampling is not told apart from the layers",
+                "sampler",
+                f"the steps of {engine.title} are not told in parts: sampling is not told apart from the layers",
                 "in eager mode, or with device events", Stage.SAMPLE,
             ))  # fmt: skip
     return said

@@ -1,17 +1,18 @@
-"""Stage 11: steps that fall off the captured graphs, contexts that are long to read, batches past the ridge, a host that
-keeps the device waiting."""
+"""Stage 11: steps that fall off the captured graphs, contexts that are long to read, batches past the ridge, a host
+that keeps the device waiting."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
-from tracer.analysis.diagnosis.evidence import Asked, EngineFacts, Evidence, median, ms
 from tracer.analysis.diagnosis.finding import Exhibit
+from tracer.analysis.diagnosis.records import Asked, EngineFacts, Evidence, median, ms
 from tracer.analysis.diagnosis.spell import points, spell
 from tracer.analysis.diagnosis.steps import Flags, Ints, StepTable
 from tracer.clock import NS_PER_MS
@@ -50,13 +51,13 @@ def _cliff(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     seen = [(int(size), took[sizes == size]) for size in np.unique(sizes)]
     usual = {size: median(values) for size, values in seen}
     best: tuple[float, int, int] | None = None
-    for (low, _), (high, _) in zip(seen, seen[1:], strict=False):
-        below, above = took[sizes <= low], took[sizes >= high]
-        if min(len(below), len(above)) < limit.CLIFF_STEPS or high > 1.5 * low + 1:
+    for (low, _), (high, _) in pairwise(seen):
+        small, large = took[sizes <= low], took[sizes >= high]
+        if min(len(small), len(large)) < limit.CLIFF_STEPS or high > 1.5 * low + 1:
             continue
         ratio = usual[high] / max(usual[low], 1.0)
-        flat = median(above) >= limit.CLIFF * median(below)
-        apart = float(np.percentile(above, 10)) > 1.5 * float(np.percentile(below, 90))
+        flat = median(large) >= limit.CLIFF * median(small)
+        apart = float(np.percentile(large, 10)) > 1.5 * float(np.percentile(small, 90))
         if ratio >= limit.CLIFF and flat and apart and (best is None or ratio > best[0]):
             best = (ratio, low, high)
     if best is None:
@@ -124,7 +125,8 @@ def _contexts(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     begin, end = int(table.begin[far[0]]), int(table.end[far[-1]])
     return [found(
         evidence, CONTEXT, Stage.DECODE,
-        f"at batch {size} a step takes {ms(short):,.1f} ms with {low:,.0f} tokens of context and {ms(long):,.1f} ms with "
+        f"at batch {size} a step takes {ms(short):,.1f} ms with {low:,.0f} tokens of context and {ms(long):,.1f} ms "
+        "with "
         f"{high:,.0f}: {1000 * slope / NS_PER_MS:,.3f} ms for each 1,000 tokens{rate}",
         check="these contexts: the KV cache is read in every step; compare with the device's bandwidth",
         lost_ns=float((excess * size).sum()), start=begin, end=end, confidence=0.85, affected=owners, engine=engine,
@@ -149,7 +151,7 @@ def _binned(x: np.ndarray, y: np.ndarray) -> tuple[tuple[int, float], ...]:
     )  # fmt: skip
 
 
-# --- batch past the ridge ----------------------------------------------------------------------------------------------
+# --- batch past the ridge --------------------------------------------------------------------------------------------
 
 
 def batch_past_ridge(case: Case) -> Sequence[Said]:
@@ -188,7 +190,7 @@ def _ridge(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     )]  # fmt: skip
 
 
-# --- host overhead -------------------------------------------------------------------------------------------------------
+# --- host overhead ---------------------------------------------------------------------------------------------------
 
 _WHERE: Final = {
     "update": (Stage.STREAM, "updating states and delivering outputs after each token"),
@@ -212,10 +214,10 @@ def _host(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
              "prepare": np.maximum(table.prepare, 0)}  # fmt: skip
     parts["update"][1:] = np.maximum(table.update, 0)[:-1]  # what follows a token delays the next one
     whole = np.maximum(table.interval[plain], 1).astype(float)
-    host = sum(values[plain].astype(float) for values in parts.values())
+    host = np.sum([values[plain] for values in parts.values()], axis=0).astype(float)
     slow: Flags = (host >= limit.HOST_SHARE * whole) & (host >= limit.HOST_MS * NS_PER_MS)
     stretch = spell(slow, share=0.7)
-    if stretch is None or stretch.count < 2 * limit.STEPS:
+    if stretch is None or stretch.hits < 2 * limit.STEPS:
         return []
     inside = np.arange(stretch.first, stretch.last + 1)
     hit = inside[slow[inside]]

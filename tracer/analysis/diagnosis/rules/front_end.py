@@ -9,8 +9,8 @@ import numpy as np
 
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
-from tracer.analysis.diagnosis.evidence import Asked, Evidence, median, ms
 from tracer.analysis.diagnosis.finding import Exhibit
+from tracer.analysis.diagnosis.records import Asked, Evidence, median, ms
 from tracer.analysis.diagnosis.spell import points, spell
 from tracer.clock import NS_PER_MS, NS_PER_S
 from tracer.stages import Stage
@@ -44,7 +44,7 @@ def front_end(case: Case) -> Sequence[Said]:
         whole = np.array([r.ttft for r in asked], float)
         slow = (took >= limit.FRONT_MS * NS_PER_MS) & (took >= limit.FRONT_SHARE * whole)
         stretch = spell(slow, share=0.5)
-        if stretch is None or stretch.count < limit.SAMPLES:
+        if stretch is None or stretch.hits < limit.SAMPLES:
             continue
         hit = np.flatnonzero(slow[stretch.first : stretch.last + 1]) + stretch.first
         requests = [asked[place] for place in hit]
@@ -76,7 +76,7 @@ def saturated_core(case: Case) -> Sequence[Said]:
             load[second] += max(0, min(end, start + NS_PER_S) - max(begin, start)) / NS_PER_S
     full = load >= limit.FRONT_CORE
     stretch = spell(full, share=0.6)
-    if stretch is None or stretch.count < limit.STARVED_BEATS:
+    if stretch is None or stretch.hits < limit.STARVED_BEATS:
         return []
     begin, end = int(seconds[stretch.first]), int(seconds[stretch.last]) + NS_PER_S
     inside = [r for r in evidence.requests if r.begin <= end and (r.over or evidence.now) >= begin]

@@ -1,5 +1,5 @@
-"""The machine under the engine: holes in which no step runs, a CPU that is not there, clocks that fall asleep, an engine
-that died."""
+"""The machine under the engine: holes in which no step runs, a CPU that is not there, clocks that fall asleep, an
+engine that died."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
-from tracer.analysis.diagnosis.evidence import EngineFacts, Evidence, median, ms
 from tracer.analysis.diagnosis.finding import Exhibit
+from tracer.analysis.diagnosis.records import EngineFacts, Evidence, median, ms
 from tracer.analysis.diagnosis.spell import points, spell
 from tracer.analysis.diagnosis.steps import Ints
 from tracer.clock import NS_PER_MS, NS_PER_S
@@ -18,7 +18,7 @@ from tracer.clock import NS_PER_MS, NS_PER_S
 STALL, STARVED, CLOCKS, DEAD = "host-stall", "cpu-oversubscription", "idle-clocks", "engine-dead"
 
 
-# --- stalls ------------------------------------------------------------------------------------------------------------
+# --- stalls ----------------------------------------------------------------------------------------------------------
 
 
 def host_stall(case: Case) -> Sequence[Said]:
@@ -43,7 +43,7 @@ def _stalls(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     # What every step spends there is no hole: that is host overhead.
     holes = {name: np.where(running & (values >= floor) & (values >= 10 * usual[name]), values, 0)
              for name, values in phases.items()}  # fmt: skip
-    lost = sum(holes.values())
+    lost: Ints = np.sum(list(holes.values()), axis=0)
     places = np.flatnonzero(lost)
     if len(places) < limit.STALLS or len(places) > 0.5 * len(table):
         return []
@@ -83,12 +83,12 @@ def _heartbeat_quiet(engine: EngineFacts, times: Ints, lengths: np.ndarray) -> s
     return "; the whole process stood still" if all(quiet) else ""
 
 
-# --- CPU ---------------------------------------------------------------------------------------------------------------
+# --- CPU -------------------------------------------------------------------------------------------------------------
 
 
 def cpu_oversubscription(case: Case) -> Sequence[Said]:
-    """On a CPU engine: while steps compute, the process gets much less CPU time than they last. Every stage is stretched;
-    the cause is outside the process."""
+    """On a CPU engine: while steps compute, the process gets much less CPU time than they last. Every stage is
+    stretched; the cause is outside the process."""
     return [said for engine in case.evidence.engines for said in _starved(case.evidence, engine)]
 
 
@@ -109,7 +109,7 @@ def _starved(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     # Seconds without much computing say nothing: they neither confirm nor end it.
     telling = np.flatnonzero(busy)
     stretch = spell(starved[telling], share=0.8)
-    if stretch is None or stretch.count < limit.STARVED_BEATS:
+    if stretch is None or stretch.hits < limit.STARVED_BEATS:
         return []
     inside = telling[stretch.first : stretch.last + 1]
     got = float(spent[inside].sum()) / max(float(took[inside].sum()), 1.0)
@@ -119,7 +119,8 @@ def _starved(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     touched = [r for r in engine.requests if r.begin <= end and (r.over or evidence.now) >= begin]
     return [found(
         evidence, STARVED, None,
-        f"the engine's process gets {got:.0%} of the CPU time that its steps last: other programs (or a cgroup quota) take "
+        f"the engine's process gets {got:.0%} of the CPU time that its steps last: other programs (or a cgroup quota) "
+        "take "
         f"the rest, and every stage is stretched about {1 / max(got, 0.01):,.1f} times",
         check="what else runs on this machine, CPU quotas (cpu.stat: nr_throttled), threads against cores",
         lost_ns=missing, start=begin, end=end, confidence=0.9, affected=touched, engine=engine,
@@ -145,7 +146,7 @@ def _overlaps(begins: Ints, ends: Ints, edges: Ints) -> np.ndarray:
     return out
 
 
-# --- clocks --------------------------------------------------------------------------------------------------------------
+# --- clocks ----------------------------------------------------------------------------------------------------------
 
 
 def idle_clocks(case: Case) -> Sequence[Said]:
@@ -180,7 +181,8 @@ def _clocks(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     first = [r for r in engine.requests if r.lookup is not None and begin <= r.lookup <= end]
     return [found(
         evidence, CLOCKS, None,
-        f"the first steps after each of {len(slow)} idle times are at least {limit.IDLE_SLOW:g} times slower than those "
+        f"the first steps after each of {len(slow)} idle times are at least {limit.IDLE_SLOW:g} times slower than "
+        "those "
         "that follow",
         check="clock and power settings of the device or the CPU (persistence, locked clocks, idle states)",
         lost_ns=lost, start=begin, end=end, confidence=0.7, affected=first, engine=engine,
@@ -188,7 +190,7 @@ def _clocks(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     )]  # fmt: skip
 
 
-# --- dead ----------------------------------------------------------------------------------------------------------------
+# --- dead ------------------------------------------------------------------------------------------------------------
 
 
 def engine_dead(case: Case) -> Sequence[Said]:

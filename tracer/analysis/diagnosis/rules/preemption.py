@@ -8,8 +8,8 @@ import numpy as np
 
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
-from tracer.analysis.diagnosis.evidence import Asked, EngineFacts, Evidence, ms
 from tracer.analysis.diagnosis.finding import Exhibit
+from tracer.analysis.diagnosis.records import Asked, EngineFacts, Evidence, ms
 from tracer.stages import Stage
 
 PREEMPTION = "preemption"

@@ -10,8 +10,8 @@ import numpy as np
 
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
-from tracer.analysis.diagnosis.evidence import Asked, EngineFacts, Evidence, median, ms, shown
 from tracer.analysis.diagnosis.finding import Exhibit
+from tracer.analysis.diagnosis.records import Asked, EngineFacts, Evidence, median, ms, shown
 from tracer.analysis.diagnosis.spell import change, points
 from tracer.clock import NS_PER_MS
 from tracer.stages import Stage
@@ -21,7 +21,7 @@ LONG_PROMPT, TENANT, LONGER, REUSE, WARM_UP = (
 )  # fmt: skip
 
 
-# --- a long prompt of somebody else ------------------------------------------------------------------------------------
+# --- a long prompt of somebody else ----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -72,7 +72,8 @@ def _long_prompt(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     first = next((t for t in (culprit.lookup, worst.begin) if t is not None), worst.begin)
     return [found(
         evidence, LONG_PROMPT, Stage.PREFILL,
-        f"the prefill of {culprit.name} ({culprit.uncached:,} tokens in {chunks} step{'s' if chunks != 1 else ''}) stops "
+        f"the prefill of {culprit.name} ({culprit.uncached:,} tokens in {chunks} step{'s' if chunks != 1 else ''}) "
+        "stops "
         f"{len(worst.victims)} stream{'s' if len(worst.victims) > 1 else ''} for up to {ms(worst.longest):,.0f} ms, "
         f"where a token takes {ms(usual):,.1f} ms{others}",
         check="chunked prefill with a smaller token budget, so that decoding goes on beside it; or other workers for "
@@ -127,7 +128,7 @@ def _slowdown(engine: EngineFacts, begin: int, end: int) -> float:
     return float(engine.steps.span[chosen].sum()) / max(count * engine.steps.typical, 1.0) if count else 1.0
 
 
-# --- tenants -----------------------------------------------------------------------------------------------------------
+# --- tenants ---------------------------------------------------------------------------------------------------------
 
 
 def tenant_prompts(case: Case) -> Sequence[Said]:

@@ -9,9 +9,9 @@ import numpy as np
 
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
-from tracer.analysis.diagnosis.evidence import EngineFacts, Evidence, median
 from tracer.analysis.diagnosis.finding import CannotTell, Exhibit
 from tracer.analysis.diagnosis.prefixes import Difference, Reuse, differences, kind_of, place_in_text, reusable
+from tracer.analysis.diagnosis.records import EngineFacts, Evidence, median
 from tracer.stages import Stage
 
 NO_HIT, EVICTED, DIFFERENCE = "prefix-no-hit", "prefix-evicted", "prefix-differs"
@@ -27,7 +27,8 @@ def no_hit(case: Case) -> Sequence[Said]:
         if not chances:
             continue
         missed = [reuse for reuse in chances if reuse.got < (1 - limit.MISS_SHARE) * reuse.blocks]
-        for rule, group in ((EVICTED, [m for m in missed if m.evicted]), (NO_HIT, [m for m in missed if not m.evicted])):
+        for rule, group in ((EVICTED, [m for m in missed if m.evicted]), (NO_HIT, [m for m in missed if not
+        m.evicted])):
             said.extend(_misses(case.evidence, engine, rule, group, chances))
     return said
 
@@ -65,7 +66,8 @@ def _misses(
         evidence, NO_HIT, Stage.KV_ALLOC,
         f"{what} not found in the prefix cache: {len(missed)} of {len(chances)} requests reuse "
         f"{sum(reuse.got for reuse in missed) * size:,} of {sum(reuse.blocks for reuse in missed) * size:,} tokens "
-        f"({first.request.name} begins like {first.earlier.name} and has {max(0, first.request.cached_tokens):,} cached)",
+        f"({first.request.name} begins like {first.earlier.name} and has {max(0, first.request.cached_tokens):,} "
+        "cached)",
         check="whether blocks are written to the cache at all: its settings, cache salts, per-request options",
         lost_ns=lost, start=start, end=end, confidence=0.85, affected=requests, engine=engine, exhibits=exhibits,
     )]  # fmt: skip

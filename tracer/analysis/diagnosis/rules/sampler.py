@@ -8,8 +8,8 @@ import numpy as np
 
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
-from tracer.analysis.diagnosis.evidence import Asked, EngineFacts, Evidence, median, ms
 from tracer.analysis.diagnosis.finding import Exhibit
+from tracer.analysis.diagnosis.records import Asked, EngineFacts, Evidence, median, ms
 from tracer.analysis.diagnosis.spell import points, spell
 from tracer.analysis.diagnosis.steps import Flags
 from tracer.clock import NS_PER_MS
@@ -31,7 +31,7 @@ def _at(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     work, whole = table.sampling[known].astype(float), np.maximum(table.duration[known], 1).astype(float)
     slow: Flags = (work >= limit.SAMPLER_MS * NS_PER_MS) & (work >= limit.SAMPLER_SHARE * whole)
     stretch = spell(slow, share=0.3)
-    if stretch is None or stretch.count < limit.STEPS:
+    if stretch is None or stretch.hits < limit.STEPS:
         return []
     inside = np.arange(stretch.first, stretch.last + 1)
     hit = inside[slow[inside]]

@@ -4,13 +4,14 @@ output, a batcher before the first chunk, a busy event loop, chunks that leave i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
-from tracer.analysis.diagnosis.evidence import Asked, Evidence, median, ms
 from tracer.analysis.diagnosis.finding import Exhibit
+from tracer.analysis.diagnosis.records import Asked, Evidence, median, ms
 from tracer.analysis.diagnosis.spell import points, spell
 from tracer.analysis.diagnosis.steps import Floats
 from tracer.clock import NS_PER_MS, NS_PER_S
@@ -40,8 +41,8 @@ def _pieces(request: Asked) -> list[tuple[int, int, int, int]]:
 
 
 def stream_work(case: Case) -> Sequence[Said]:
-    """Each token costs much Python work: detokenising, building the chunk, writing it. When the work also grows with the
-    output's length it is the detokeniser's."""
+    """Each token costs much Python work: detokenising, building the chunk, writing it. When the work also grows with
+    the output's length it is the detokeniser's."""
     evidence = case.evidence
     streams = _streams(evidence)
     if len(streams) < 3:
@@ -58,7 +59,7 @@ def stream_work(case: Case) -> Sequence[Said]:
     gaps = np.array([max(1, piece[0] - piece[1]) for piece in pieces]) / tokens
     slow = (each >= limit.STREAM_MS * NS_PER_MS) & (each >= limit.STREAM_SHARE * gaps)
     stretch = spell(slow, share=0.6)
-    if stretch is None or stretch.count < limit.SAMPLES or tokens[slow].sum() < limit.STEPS:
+    if stretch is None or stretch.hits < limit.SAMPLES or tokens[slow].sum() < limit.STEPS:
         return []
     inside = np.arange(stretch.first, stretch.last + 1)
     hit = inside[slow[inside]]
@@ -123,8 +124,8 @@ def _rank_correlation(a: Floats, b: Floats) -> float:
 
 
 def first_chunk(case: Case) -> Sequence[Said]:
-    """The first token waits before its bytes are handed out: for a constant time (a timer, a batcher) or for its turn on
-    a busy event loop."""
+    """The first token waits before its bytes are handed out: for a constant time (a timer, a batcher) or for its turn
+    on a busy event loop."""
     evidence = case.evidence
     asked = [r for r in evidence.requests
              if r.streamed and r.first_token is not None and r.handed_out is not None
@@ -135,7 +136,7 @@ def first_chunk(case: Case) -> Sequence[Said]:
     delays = np.array([(r.handed_out or 0) - (r.first_token or 0) for r in asked], float)
     slow = delays >= limit.FIRST_CHUNK_MS * NS_PER_MS
     stretch = spell(slow, share=0.8)
-    if stretch is None or stretch.count < 2 * limit.SAMPLES:
+    if stretch is None or stretch.hits < 2 * limit.SAMPLES:
         return []
     inside = delays[stretch.first : stretch.last + 1]
     requests = asked[stretch.first : stretch.last + 1]
@@ -145,24 +146,25 @@ def first_chunk(case: Case) -> Sequence[Said]:
         return []
     exhibits = [Exhibit("first token known to first bytes sent", "ms",
                         points(np.array([r.first_token for r in asked], np.int64), delays / NS_PER_MS))]  # fmt: skip
-    common = {
+    common: dict[str, Any] = {
         "lost_ns": float(inside.sum()), "start": requests[0].first_token or 0, "end": requests[-1].handed_out,
         "affected": requests, "exhibits": exhibits,
     }  # fmt: skip
     if constant:
         return [found(
             evidence, FIRST_CHUNK, Stage.STREAM,
-            f"every first token is held back for {ms(middle):,.0f} ms (quartiles {ms(low):,.0f}-{ms(high):,.0f}) before "
+            f"every first token is held back for {ms(middle):,.0f} ms (quartiles {ms(low):,.0f}-{ms(high):,.0f}) "
+            "before "
             f"its bytes are sent, in {len(requests)} requests and at any load",
             check="a batcher, a flush interval or a polling loop between engine and socket",
-            confidence=0.8, **common,  # type: ignore[arg-type]
+            confidence=0.8, **common,
         )]  # fmt: skip
     return [found(
         evidence, LAG, Stage.STREAM,
         f"first tokens wait {ms(middle):,.0f} ms (p50, up to {ms(float(inside.max())):,.0f} ms) for their turn to be "
         f"sent, in {len(requests)} requests",
         check="what keeps the event loop busy: tokenising, templates, other streams",
-        confidence=0.7, **common,  # type: ignore[arg-type]
+        confidence=0.7, **common,
     )]  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""Stage 2, faults of the rendered prompt that no metric shows: doubled or missing BOS, no generation prompt, the template
-of another model."""
+"""Stage 2, faults of the rendered prompt that no metric shows: doubled or missing BOS, no generation prompt, the
+template of another model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Final
 
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
-from tracer.analysis.diagnosis.evidence import Asked, EngineFacts, Evidence
 from tracer.analysis.diagnosis.finding import Exhibit
 from tracer.analysis.diagnosis.prefixes import ids_of
+from tracer.analysis.diagnosis.records import Asked, EngineFacts, Evidence
 from tracer.stages import Stage
 from tracer.text import clean
 
@@ -113,7 +113,7 @@ def lacks_generation_prompt(request: Asked) -> str | None:
     text = request.prompt_text
     if not text or not _CHAT.search(request.route):
         return None
-    roles = [match for match in _ROLES.finditer(text)]
+    roles = list(_ROLES.finditer(text))
     template = _template_of(text)
     if template is None or not roles:
         return None
@@ -126,7 +126,8 @@ def lacks_generation_prompt(request: Asked) -> str | None:
 def mismatch(request: Asked, model: str) -> str | None:
     """Why the template cannot be this model's, in words; None when nothing speaks against it.
 
-    As special tokens the markers of a template are one id each. When the model does not have them they fall into pieces,
+    As special tokens the markers of a template are one id each. When the model does not have them they fall into
+    pieces,
     and the first piece (``<``) begins every one of them. A name alone proves nothing: many models are trained on
     the template of another family.
     """
