@@ -8,19 +8,14 @@ feeds it nor the engine notices. A killed writer loses a second at most, because
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
-import os
-import stat
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-import msgspec
-
 from tracer import clock
+from tracer.block_file import BlockFile, mark_block
 from tracer.block_maker import BlockMaker, Made
-from tracer.blocks import BASE, HEADER_SIZE, INDEX, KEYFRAME, MARK, MAX_RAW, Index, Mark, TraceFileError, preamble, tail
+from tracer.blocks import BASE, KEYFRAME, MAX_RAW
 from tracer.clock import NS_PER_S
 from tracer.events import Header
 from tracer.intake import Delivery
@@ -30,10 +25,6 @@ BLOCK_NS: Final = NS_PER_S
 
 KEYFRAME_NS: Final = 10 * NS_PER_S
 """Time of the trace between two keyframes, while anything happens."""
-
-MARK_LENGTH: Final = 1_000
-"""Characters of a mark's text."""
-
 
 class Keyframes(Protocol):
     """Makes keyframes of what a recorder writes (`tracer.keyframes.Keyframer`). An engine records without."""
@@ -67,30 +58,34 @@ class Recorder:
         now: Callable[[], int] = clock.now,
     ) -> None:
         self.path = Path(path)
-        self.error = ""
-        """Why nothing is written any more, in one sentence; empty while all is well."""
         self.keyframe_error = ""
         """Why no more keyframes are made; the recording goes on without."""
-        self.size = 0
-        """Bytes in the file."""
         self.events = 0
         """Events in the file."""
-        self.closed = False
         self._maker = BlockMaker(with_text=with_text)
+        self._file = BlockFile(self.path, with_text=with_text, overwrite=overwrite, on_error=on_error)
         self._now = now
         self._keyframes = keyframes
-        self._on_error = on_error
         self._refused = 0
         self._began = -1
-        self._blocks = bytearray()
         self._next_keyframe = -1
         self._beside = False
         """Whether another thread does the writing, so that `write` must not."""
-        self._file, self._identity = _create(self.path, overwrite)
-        self._append(preamble(with_text=with_text))
-        if self.error:
-            self._let_go()
-            raise TraceFileError(self.error)
+
+    @property
+    def error(self) -> str:
+        """Why nothing is written any more, in one sentence; empty while all is well."""
+        return self._file.error
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        return self._file.size
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file is complete, or was left."""
+        return self._file.closed
 
     @property
     def with_text(self) -> bool:
@@ -129,9 +124,8 @@ class Recorder:
 
     def mark(self, t: int, text: str = "") -> None:
         """Note that the instant `t` (ns) is of interest."""
-        plain = text[:MARK_LENGTH].encode("utf-8", "replace").decode("utf-8")
         self.flush()
-        self._put(self._maker.other(MARK, msgspec.msgpack.encode(Mark(t, plain)), at=t))
+        self._file.put(mark_block(self._maker, t, text))
 
     def flush(self) -> None:
         """Write out what waits, now."""
@@ -140,18 +134,14 @@ class Recorder:
 
     def close(self) -> None:
         """Write out the rest and the index, and close the file."""
-        if self.closed:
-            return
-        self.flush()
-        self.closed = True
-        self._write_index()
-        self._let_go()
+        if not self.closed:
+            self.flush()
+            self._file.close(self._maker)
 
     def abandon(self) -> None:
         """Forget the file without touching it: what a forked child does with its parent's recording."""
-        self.closed = True
         self._maker.take()
-        self._let_go()
+        self._file.abandon()
 
     async def run(self, deliveries: AsyncIterator[Delivery]) -> None:
         """Record a subscription until it ends, or until cancelled, and close the file.
@@ -193,7 +183,7 @@ class Recorder:
     def _write_out(self, pending: list[Delivery]) -> None:
         for made in self._maker.make(pending, self._now()):
             count = sum(len(delivery.events) for delivery in made.deliveries)
-            if not self._put(made):
+            if not self._file.put(made):
                 self._refused += count
                 continue
             self.events += count
@@ -215,83 +205,4 @@ class Recorder:
             self._keyframes = None
             return
         if len(content) <= MAX_RAW:
-            self._put(self._maker.other(KEYFRAME, content, flags=BASE if is_base else 0))
-
-    def _write_index(self) -> None:
-        """The index, in several blocks if it is long, and the tail that says where it begins."""
-        entry = 8 + HEADER_SIZE
-        step = (MAX_RAW // 2) // entry * entry
-        begin, index = self.size, bytes(self._blocks)
-        for start in range(0, max(len(index), 1), step):
-            sources = [] if start else list(self.sources.values())
-            self._put(self._maker.other(INDEX, msgspec.msgpack.encode(Index(index[start : start + step], sources))))
-        self._append(tail(begin))
-
-    def _put(self, made: Made) -> bool:
-        """Append a block to the file; whether it is there."""
-        offset = self.size
-        if not self._append(made.data):
-            return False
-        self._blocks += offset.to_bytes(8, "little") + made.header
-        return True
-
-    # --- the file -----------------------------------------------------------------------------------------------------
-
-    def _append(self, data: bytes) -> bool:
-        """Write all of it or nothing: what got in before the disk was full is taken back."""
-        if self.error:
-            return False
-        try:
-            if _identity(self._file) != self._identity:  # a program that became a daemon closed it and reused its number
-                raise OSError("the file was closed")
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(self._file, rest) :]
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                if _identity(self._file) == self._identity:
-                    os.ftruncate(self._file, self.size)
-            self.error = f"recording to {self.path} stopped: {_why(error)}"
-            self._refused += self._maker.waiting
-            self._maker.take()
-            if self._on_error is not None:
-                with contextlib.suppress(Exception):
-                    self._on_error(self.error)
-            return False
-        self.size += len(data)
-        return True
-
-    def _let_go(self) -> None:
-        with contextlib.suppress(OSError):
-            if _identity(self._file) == self._identity:
-                os.close(self._file)
-
-
-def _create(path: Path, overwrite: bool) -> tuple[int, tuple[int, int]]:
-    """An empty file that is ours alone, and what tells it from others. Raises TraceFileError."""
-    file = -1
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if overwrite else os.O_EXCL), 0o600)
-        if stat.S_ISREG(os.fstat(file).st_mode):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # tells whoever would repair it that it is being written
-            os.ftruncate(file, 0)
-        return file, _identity(file)
-    except OSError as error:
-        if file >= 0:
-            os.close(file)
-        reason = _why(error)
-        if isinstance(error, FileExistsError):
-            reason = "it exists already"
-        elif isinstance(error, BlockingIOError):
-            reason = "it is being recorded to already"
-        raise TraceFileError(f"cannot record to {path}: {reason}") from None
-
-
-def _identity(file: int) -> tuple[int, int]:
-    found = os.fstat(file)
-    return found.st_dev, found.st_ino
-
-
-def _why(error: OSError) -> str:
-    reason = error.strerror or str(error)
-    return reason[:1].lower() + reason[1:]
+            self._file.put(self._maker.other(KEYFRAME, content, flags=BASE if is_base else 0))

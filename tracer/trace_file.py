@@ -8,7 +8,6 @@ be read at all raises TraceFileError, one sentence. Nothing is allocated that a 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import struct
 from bisect import bisect_right
@@ -19,6 +18,8 @@ from typing import Final
 
 import msgspec
 
+from tracer.block_file import index_blocks, lock, why
+from tracer.block_maker import BlockMaker
 from tracer.blocks import (
     EVENTS,
     HEADER_SIZE,
@@ -34,7 +35,6 @@ from tracer.blocks import (
     Speaker,
     TraceFileError,
     find_header,
-    make_block,
     read_content,
     read_header,
     read_preamble,
@@ -79,7 +79,7 @@ class TraceFile:
         try:
             self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise TraceFileError(f"cannot read {self.path}: {_why(error)}") from None
+            raise TraceFileError(f"cannot read {self.path}: {why(error)}") from None
         try:
             self.size = os.fstat(self._file).st_size
             self.with_text = self._begin()
@@ -91,7 +91,7 @@ class TraceFile:
                 raise TraceFileError(f"{self.path}: no event can be read{what}")
         except OSError as error:
             os.close(self._file)
-            raise TraceFileError(f"cannot read {self.path}: {_why(error)}") from None
+            raise TraceFileError(f"cannot read {self.path}: {why(error)}") from None
         except BaseException:
             os.close(self._file)
             raise
@@ -231,7 +231,7 @@ class TraceFile:
                 offset, size = offset + len(part), size - len(part)
             return parts[0] if len(parts) == 1 else b"".join(parts)
         except OSError as error:
-            raise TraceFileError(f"cannot read {self.path} at byte {offset:,}: {_why(error)}") from None
+            raise TraceFileError(f"cannot read {self.path} at byte {offset:,}: {why(error)}") from None
 
     def _note(self, problem: str) -> None:
         if len(self.problems) < _MOST_PROBLEMS and problem not in self.problems:
@@ -294,10 +294,10 @@ class TraceFile:
                 found = self._search(at + 1)
                 if found < 0:
                     rest = self.size - at
-                    if rest <= HEADER_SIZE or at + 4 > self.size:
+                    if rest < HEADER_SIZE:
                         self._note(f"was cut at byte {self.size:,}, within a block: its last second may be missing")
                     else:
-                        self._note(f"{error} at byte {at:,}, and nothing can be read behind it: {rest:,} bytes are lost")
+                        self._note(f"{error} at byte {at:,}: the {rest:,} bytes from there on are lost")
                     return
                 self._note(f"{error} at byte {at:,}: {found - at:,} bytes are lost")
                 at = found
@@ -349,44 +349,34 @@ def repair(path: Path | str) -> list[str]:
     """
     path = Path(path)
     with TraceFile(path) as trace:
-        trace.verify()
-        problems = list(trace.problems)
+        problems = list(trace.verify())
         if not problems:
             return []
         blocks = sorted((*trace.blocks, *trace.keyframes, *trace._marks))
-        sources: dict[str, Header] = dict(trace.sources)
-        for block in trace.blocks:
-            sources.update(
-                (delivery.source, delivery.header) for delivery in trace.read(block) if delivery.header is not None
-            )
+        maker = BlockMaker(with_text=trace.with_text)
+        maker.number, maker.due = blocks[-1].number + 1, trace.end
+        maker.sources.update(trace.sources)
+        for delivery in (told for block in trace.blocks for told in trace.read(block)):
+            if delivery.header is not None:
+                maker.sources[delivery.source] = delivery.header
+        entries = b"".join(
+            block.offset.to_bytes(8, "little") + trace._read(block.offset, HEADER_SIZE) for block in blocks
+        )
+    end = blocks[-1].end
+    data = b"".join(made.data for made in index_blocks(maker, entries, maker.sources.values())) + tail(end)
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise TraceFileError(f"cannot repair {path}: {_why(error)}") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        end = blocks[-1].end
-        entries = b"".join(
-            block.offset.to_bytes(8, "little") + os.pread(file, HEADER_SIZE, block.offset) for block in blocks
-        )
-        data = b""
-        entry = 8 + HEADER_SIZE
-        step = (4 * 1024 * 1024) // entry * entry
-        for start in range(0, len(entries), step):
-            content = msgspec.msgpack.encode(Index(entries[start : start + step], [] if start else [*sources.values()]))
-            last = blocks[-1].last
-            data += make_block(INDEX, content, number=blocks[-1].number + 1, first=last, last=last)
-        os.pwrite(file, data + tail(end), end)
-        os.ftruncate(file, end + len(data) + TAIL_SIZE)
+        try:
+            lock(file)
+            os.lseek(file, end, os.SEEK_SET)
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(file, rest) :]
+            os.ftruncate(file, end + len(data))
+        finally:
+            os.close(file)
     except BlockingIOError:
         raise TraceFileError(f"cannot repair {path}: it is still being recorded to") from None
     except OSError as error:
-        raise TraceFileError(f"cannot repair {path}: {_why(error)}") from None
-    finally:
-        os.close(file)
+        raise TraceFileError(f"cannot repair {path}: {why(error)}") from None
     return problems
-
-
-def _why(error: OSError) -> str:
-    reason = error.strerror or str(error)
-    return reason[:1].lower() + reason[1:]

@@ -1,8 +1,8 @@
 """A terminal that may go away at any moment: a closed window, a lost SSH connection.
 
 Textual writes from a thread of its own. When the terminal is gone that thread dies of the error, its queue fills, and
-the next write blocks the program for ever; and the thread that reads keys reads the end over and over, because restoring
-the terminal fails before it is told to stop. Here writing to nobody succeeds, and both threads end.
+the next write blocks the program for ever; and the thread that reads keys reads the end over and over, because
+restoring the terminal fails before it is told to stop. Here writing to nobody succeeds, and both threads end.
 """
 
 from __future__ import annotations
