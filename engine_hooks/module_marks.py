@@ -97,7 +97,7 @@ def _call(model: Any, name: str) -> Any:
 def decoder_layers(model: Any) -> Any:
     """The list of decoder layers: the module list as long as the config says, the outermost one. None if there is none."""
     config = getattr(model, "config", None)
-    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    text_config = config.get_text_config() if config is not None and hasattr(config, "get_text_config") else config
     count = getattr(text_config, "num_hidden_layers", 0)
     for module in model.modules():
         if type(module).__name__ == "ModuleList" and len(module) == count and count > 0:

@@ -110,9 +110,8 @@ class VllmHooks:
         self._play("api")
         self.offline.tell_coverage()
 
-    def _is_core(self, config: Any) -> None:
-        parallel = config.parallel_config
-        self._play("core", parallel.data_parallel_index if parallel.data_parallel_size > 1 else -1)
+    def _is_core(self, _config: Any) -> None:
+        self._play("core")
         if os.environ.get(_RUST) == "1":
             for stage in (Stage.RECEIVE, Stage.TEMPLATE, Stage.TOKENISE, Stage.STREAM):
                 self.voice.cover(stage, "unavailable", "", f"{_RUST}=1: the front end is not Python")
@@ -130,8 +129,10 @@ class VllmHooks:
             role, number = "engine", -1
         elif role == "worker" and "core" in self._roles:
             return
-        if role == "api" and (name := multiprocessing.current_process().name).startswith("ApiServer_"):
-            number = int(name.rpartition("_")[2])
+        name = multiprocessing.current_process().name
+        if number < 0 and name.startswith(("ApiServer_", "EngineCore_DP")):
+            tail = name.rpartition("_")[2].removeprefix("DP")
+            number = int(tail) if tail.isdecimal() else -1
         self.voice.start(role, f"vLLM {role}" + (f" {number}" if number >= 0 else ""))
 
 

@@ -115,7 +115,7 @@ class CoreHooks:
         pool = scheduler.kv_cache_manager.block_pool
         followed = (_QUEUE + "append_n", _QUEUE + "remove", _POOL + "_maybe_evict_cached_block")
         if any(path in self.patches.misses for path in followed):
-            recorder.cached = -1
+            recorder.blocks.cached = -1
         for owner in (scheduler, scheduler.kv_cache_manager, pool, pool.free_block_queue):
             setattr(owner, _MARK, recorder)
         self.recorders.append(recorder)
@@ -132,7 +132,8 @@ class CoreHooks:
     def remove(self) -> None:
         """Forget every scheduler. The hooks themselves go with the `Patches`."""
         for recorder in self.recorders:
-            for owner in (recorder.scheduler, recorder.manager, recorder.pool, recorder.pool.free_block_queue):
+            pool = recorder.blocks.pool
+            for owner in (recorder.scheduler, recorder.manager, pool, pool.free_block_queue):
                 vars(owner).pop(_MARK, None)
             vars(recorder.manager).pop("allocate_slots", None)
         self.recorders.clear()
@@ -237,23 +238,23 @@ class CoreHooks:
     def _kept(self, queue: Any, blocks: list[Any]) -> None:
         recorder: StepRecorder | None = vars(queue).get(_MARK)
         if recorder is not None and blocks:
-            recorder.kept(blocks)
+            recorder.blocks.kept(blocks)
 
     def _taken(self, queue: Any, block: Any) -> None:
         recorder: StepRecorder | None = vars(queue).get(_MARK)
         if recorder is not None:
-            recorder.taken(block)
+            recorder.blocks.taken(block)
 
     def _dropped(self, _token: Any, dropped: bool, pool: Any, block: Any) -> None:
         if dropped:
             recorder: StepRecorder | None = vars(pool).get(_MARK)
             if recorder is not None:
-                recorder.dropped(block)
+                recorder.blocks.dropped(block)
 
     def _emptied(self, _token: Any, emptied: bool, pool: Any) -> None:
         recorder: StepRecorder | None = vars(pool).get(_MARK)
         if recorder is not None and emptied:
-            recorder.emptied()
+            recorder.blocks.emptied()
 
 
 def lacking_fields(row: Hook) -> str:

@@ -10,25 +10,27 @@ from __future__ import annotations
 import uuid
 from typing import Any, Final
 
-from engine_hooks.emitter import FRONT, Emitter
-from engine_hooks.http import CLIENT_ID_LIMIT, REQUEST_ID, App, Front, Fronts, Scope, TracingMiddleware, current
+from engine_hooks.emitter import Emitter
+from engine_hooks.http import (
+    CLIENT_ID_LIMIT,
+    REQUEST_ID,
+    App,
+    Front,
+    Fronts,
+    Receive,
+    Scope,
+    Send,
+    TracingMiddleware,
+    current,
+)
 from engine_hooks.patching import Hook, Patches
-from engine_hooks.transformers_facts import IDS_KEPT
-from engine_hooks.transformers_serve import TEXT_HEAD, TEXT_TAIL
+from engine_hooks.prompt_text import IDS_KEPT, shortened
+from engine_hooks.vllm_answers import ROUTES, Answer, VllmFronts
 from engine_hooks.vllm_public import PublicSteps
 from tracer import events
 from tracer.clock import now
 from tracer.events import pack_u32
 from tracer.stages import Stage
-
-_COMPLETIONS: Final = "/v1/completions"
-ROUTES: Final = {
-    "/v1/chat/completions": b'"content":"',
-    _COMPLETIONS: b'"text":"',
-    "/v1/responses": b'.delta"',
-    "/v1/messages": b'_delta"',
-}
-"""Path → what stands in a streamed chunk that carries output (see `http.TracingMiddleware`)."""
 
 _ALSO: Final = (b'"reasoning":"', b'"arguments":"', b'"token_ids":[')
 """What else a chat chunk may carry instead of text."""
@@ -36,82 +38,6 @@ _ALSO: Final = (b'"reasoning":"', b'"arguments":"', b'"token_ids":[')
 _ADD: Final = "AsyncLLM.add_request"
 _OPENAI: Final = "vllm.entrypoints.openai."
 MIDDLEWARE: Final = "vllm.entrypoints.launchers.app:init_entrypoints_middleware"
-
-
-class Answer:
-    """One engine request that a front end waits for. `rid` is the engine's id; `first` whether it is the one that
-    stands for the front end's request (``n > 1`` and lists of prompts make several)."""
-
-    __slots__ = ("chars", "first", "front", "offline", "rid")
-
-    def __init__(self, front: Front, rid: str, first: bool, offline: bool) -> None:
-        self.front = front
-        self.rid = rid
-        self.first = first
-        self.offline = offline
-        self.chars = 0
-
-
-class VllmFronts(Fronts):
-    """The requests of this process's front end, and the engine's ids for them."""
-
-    def __init__(self, emitter: Emitter) -> None:
-        super().__init__(emitter)
-        self.answers: dict[str, Answer] = {}
-        self._of: dict[int, list[Answer]] = {}
-        self.handed: dict[int, int] = {}
-        """Number of a request → when it was handed to the engine's client (ns)."""
-
-    def open(self, rid: str, route: str, client_id: str, needle: bytes, at: int) -> Front:
-        """As in `Fronts`, but the id is told later: it is the engine's to choose."""
-        front = Front(self.emitter.hold(rid, FRONT), rid, needle)
-        self.by_rid[rid] = front
-        self.emitter.emit_lifecycle(events.Received(at, front.key, "", route, client_id))
-        return front
-
-    def open_offline(self, route: str, at: int, streaming: int) -> Front:
-        """A request without a socket: an API of this process was called at `at`."""
-        rid = uuid.uuid4().hex
-        front = Front(self.emitter.hold(rid, FRONT), rid, b"")
-        front.streaming = streaming
-        self.by_rid[rid] = front
-        self.emitter.emit_lifecycle(events.Received(at, front.key, "", route, "", "", streaming, True))
-        return front
-
-    def add(self, front: Front, rid: str, external: str, *, offline: bool) -> Answer:
-        """The engine's client was given `rid` to answer `front`, whose caller knows it as `external`."""
-        others = self._of.setdefault(front.key, [])
-        answer = Answer(front, rid, not others, offline)
-        others.append(answer)
-        self.answers[rid] = answer
-        if answer.first:
-            self.emitter.alias(front.rid, rid)
-            at = now()
-            if front.needle == ROUTES[_COMPLETIONS]:
-                # The engine's ids count the prompts of one call, its answer names the call.
-                self.emitter.emit_lifecycle(events.Alias(at, front.key, external.removesuffix("-0")))
-            if external:
-                self.emitter.emit_lifecycle(events.Alias(at, front.key, external))
-            self.emitter.emit_lifecycle(events.Alias(at, front.key, rid))
-        return answer
-
-    def close(self, front: Front, at: int) -> None:
-        """The response is over."""
-        super().close(front, at)
-        self._forget(front)
-
-    def close_offline(self, front: Front, at: int) -> None:
-        """The caller has all of it. The engine tells when its blocks are back, which ends it."""
-        self.tell(front, at, force=True)
-        self.by_rid.pop(front.rid, None)
-        self.emitter.drop(front.rid, FRONT)
-        self._forget(front)
-
-    def _forget(self, front: Front) -> None:
-        self.handed.pop(front.key, None)
-        for answer in self._of.pop(front.key, ()):
-            self.answers.pop(answer.rid, None)
-            self.emitter.drop(answer.rid, FRONT)
 
 
 class VllmMiddleware(TracingMiddleware):
@@ -128,6 +54,12 @@ class VllmMiddleware(TracingMiddleware):
             fronts = hooks().front.fronts
             hooks().serve()
         super().__init__(app, fronts, ROUTES)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if current.get() is None:
+            await super().__call__(scope, receive, send)
+        else:  # it was put in twice, by the hooks and by hand
+            await self.app(scope, receive, send)
 
     def _open(self, scope: Scope) -> tuple[Front, Scope, bytes | None]:
         at = now()
@@ -288,12 +220,11 @@ class FrontHooks:
         self.fronts.handed[front.key] = at
         self.voice.emit_lifecycle(events.End(at, front.key, Stage.TOKENISE, len(ids)))
         prompt, front.prompt_text = front.prompt_text, ""
-        chars = len(prompt)
-        if chars > TEXT_HEAD + TEXT_TAIL:
-            prompt = f"{prompt[:TEXT_HEAD]}\n… {chars - TEXT_HEAD - TEXT_TAIL:,} characters …\n{prompt[-TEXT_TAIL:]}"
         self.voice.emit_lifecycle(
-            events.Prompt(at, front.key, prompt, chars or -1, pack_u32(ids[:IDS_KEPT]), len(ids))
-        )
+            events.Prompt(
+                at, front.key, shortened(prompt), len(prompt) or -1, pack_u32(ids[:IDS_KEPT]), len(ids)
+            )
+        )  # fmt: skip
 
     def _handed(self, client: Any, *_args: Any, **_kwargs: Any) -> tuple[int, Any]:
         at = now()

@@ -11,7 +11,7 @@ from typing import Any
 
 from engine_hooks.http import current
 from engine_hooks.patching import Hook, Patches
-from engine_hooks.transformers_facts import IDS_KEPT
+from engine_hooks.prompt_text import IDS_KEPT, shortened
 from engine_hooks.vllm_front import FrontHooks
 from tracer import events
 from tracer.clock import now
@@ -122,7 +122,8 @@ class OfflineHooks:
             emit(events.Begin(draft.tokenise, key, Stage.TOKENISE))
             emit(events.End(draft.tokenised, key, Stage.TOKENISE, len(draft.ids)))
             ids = pack_u32(draft.ids[:IDS_KEPT])
-            emit(events.Prompt(draft.tokenised, key, draft.text, len(draft.text) or -1, ids, len(draft.ids)))
+            text, chars = shortened(draft.text), len(draft.text) or -1
+            emit(events.Prompt(draft.tokenised, key, text, chars, ids, len(draft.ids)))
         fronts.handed[key] = draft.tokenised or at
         draft.clear()
         return front, current.set(front)

@@ -65,7 +65,7 @@ class PublicSteps:
         token = int(timestamp * NS_PER_S)
         if not 0 <= now() - token < _LATEST_NS:
             return
-        begin = self._last if 0 < self._last < token and self._members else token
+        scheduled_at = 0
         members: dict[str, int] = {}
         odd: list[int] = []
         ended: list[tuple[int, Any]] = []
@@ -78,7 +78,7 @@ class PublicSteps:
             for event in output.events or ():
                 at = int(event.timestamp * NS_PER_S)
                 if event.type.name == "SCHEDULED":
-                    begin = min(begin, at)
+                    scheduled_at = max(scheduled_at, at)
                 self._event(key, event.type.name, at, output.prefill_stats)
             if output.prefill_stats is not None:
                 scheduled = max(1, output.prefill_stats.num_computed_tokens)
@@ -88,7 +88,11 @@ class PublicSteps:
             if output.finish_reason is not None:
                 ended.append((key, output.finish_reason))
         if members:
-            self._step(begin, token, members, odd)
+            # It began when the one before it was over, but not before its newest member was scheduled.
+            goes_on = not members.keys().isdisjoint(self._members)
+            joined = not members.keys() <= self._members.keys()
+            begin = max(self._last if goes_on else 0, scheduled_at)
+            self._step(token if joined and not scheduled_at else begin, token, members, odd)
         for key, reason in ended:
             self._end(key, str(reason), token)
         self._last = token

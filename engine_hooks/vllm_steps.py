@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from engine_hooks.emitter import ENGINE, Emitter
+from engine_hooks.vllm_blocks import BlockGauge
 from engine_hooks.vllm_marks import TAG, Marks
 from tracer import events
 from tracer.clock import NS_PER_S, now
@@ -46,18 +47,8 @@ _REASONS: Final = {
 class Tracked:
     """A request inside the engine, as last told to the viewer. Times are monotonic ns."""
 
-    __slots__ = (
-        "allocated",
-        "attempts",
-        "blocks",
-        "cached",
-        "finished",
-        "key",
-        "lookup",
-        "request",
-        "resumed",
-        "waiting",
-    )  # fmt: skip
+    __slots__ = ("allocated", "attempts", "blocks", "cached", "finished", "key", "lookup", "request", "resumed",
+                 "waiting")  # fmt: skip
 
     def __init__(self, key: int, request: Any) -> None:
         self.key = key
@@ -75,22 +66,8 @@ class Tracked:
 class OpenStep:
     """A step that was scheduled and whose output is not there yet."""
 
-    __slots__ = (
-        "begin",
-        "blocks",
-        "counts",
-        "gauges",
-        "joined",
-        "keys",
-        "left",
-        "marks",
-        "n",
-        "runs",
-        "scheduled",
-        "token",
-        "tokens",
-        "total",
-    )  # fmt: skip
+    __slots__ = ("begin", "blocks", "counts", "gauges", "joined", "keys", "left", "marks", "n", "runs", "scheduled",
+                 "token", "total")  # fmt: skip
 
     def __init__(self, n: int, begin: int) -> None:
         self.n = n
@@ -116,7 +93,7 @@ class StepRecorder:
         self.emitter = emitter
         self.scheduler = scheduler
         self.manager = scheduler.kv_cache_manager
-        self.pool = self.manager.block_pool
+        self.blocks = BlockGauge(self.manager.block_pool)
         self.graph = graph
         self.live: dict[str, Tracked] = {}
         self.pending: set[str] = set()
@@ -130,20 +107,12 @@ class StepRecorder:
         self.count = 0
         self.last_told = 0
         self.preempted = 0
-        self.evicted = 0
         self._evicted_told = 0
-        self.cached = self._count_cached()
-        """Blocks that hold a reusable prefix and belong to nobody; -1 when they are not followed."""
         self.last_roster = 0
         self.facts: tuple[Any, ...] | None = None
         """What the workers said of the model, once they did."""
         for request in list(getattr(scheduler, "requests", {}).values()):
             self._adopt(request)
-
-    def _count_cached(self) -> int:
-        if not self.pool.enable_caching:
-            return 0
-        return sum(1 for block in self.pool.blocks if block.ref_cnt == 0 and block.block_hash is not None)
 
     # --- the queue ---
 
@@ -174,7 +143,7 @@ class StepRecorder:
         if tracked.waiting:
             self.pending.add(rid)
         else:
-            tracked.blocks = self.blocks_of(rid)
+            tracked.blocks = len(self.manager.get_block_ids(rid)[0])
         self._tell_queued(tracked, rid)
         return tracked
 
@@ -216,9 +185,10 @@ class StepRecorder:
                     ids = cached.new_block_ids[index]
                     self._admitted(rid, cached.num_computed_tokens[index], len(ids[0]) if ids else 0, at)
                     fresh[rid] = ids
-        if self.evicted != self._evicted_told:
-            self.emitter.emit(events.Evicted(at, self.evicted - self._evicted_told, self.evicted))
-            self._evicted_told = self.evicted
+        evicted = self.blocks.evicted
+        if evicted != self._evicted_told:
+            self.emitter.emit(events.Evicted(at, evicted - self._evicted_told, evicted))
+            self._evicted_told = evicted
         counts = output.num_scheduled_tokens
         if not counts:
             return
@@ -230,7 +200,7 @@ class StepRecorder:
         self._members(step, counts)
         self._tables(step, fresh, cached)
         running, waiting = self.scheduler.get_request_counts()
-        used, kept, free = self.block_counts()
+        used, kept, free = self.blocks.counts()
         step.gauges = (used, kept, free, waiting, running)
         self.open[step.n] = step
         if len(self.open) > OPEN_ROOM:
@@ -298,42 +268,6 @@ class StepRecorder:
                 step.runs += (tracked.key, tracked.blocks, len(table), *table)
                 tracked.blocks += len(table)
                 step.blocks += (tracked.key, tracked.blocks)
-
-    # --- blocks ---
-
-    def block_counts(self) -> tuple[int, int, int]:
-        """(used, cached, free) blocks; the null block belongs to none of them."""
-        available = self.pool.get_num_free_blocks()
-        used = self.pool.num_gpu_blocks - 1 - available
-        if self.cached < 0:
-            return used, -1, available
-        return used, self.cached, available - self.cached
-
-    def blocks_of(self, rid: str) -> int:
-        """Blocks that a request holds, in the first cache group."""
-        return len(self.manager.get_block_ids(rid)[0])
-
-    def kept(self, blocks: list[Any]) -> None:
-        """Blocks were given back behind the others, because they hold a reusable prefix."""
-        if self.cached >= 0:
-            self.cached += sum(1 for block in blocks if block.block_hash is not None)
-
-    def taken(self, block: Any) -> None:
-        """A block that was free is shared by a request again."""
-        if self.cached > 0 and block.block_hash is not None:
-            self.cached -= 1
-
-    def dropped(self, block: Any) -> None:
-        """A block lost its prefix."""
-        self.evicted += 1
-        if self.cached > 0 and block.ref_cnt == 0:
-            self.cached -= 1
-
-    def emptied(self) -> None:
-        """The prefix cache was reset."""
-        if self.cached > 0:
-            self.evicted += self.cached
-            self.cached = 0
 
     # --- the output ---
 
@@ -412,7 +346,7 @@ class StepRecorder:
         """Its blocks are about to be given back: (blocks held, cached, free) before."""
         if request.request_id not in self.live:
             return None
-        return (self.live[request.request_id].blocks, *self.block_counts()[1:])
+        return (self.live[request.request_id].blocks, *self.blocks.counts()[1:])
 
     def release_ended(self, before: tuple[int, int, int] | None, request: Any) -> None:
         """Its blocks are back. What neither became free nor stayed cached is held by a request that shares it."""
@@ -421,7 +355,7 @@ class StepRecorder:
         if before is None or tracked is None:
             return
         self.finish_begins(request)
-        _, cached, free = self.block_counts()
+        _, cached, free = self.blocks.counts()
         kept = cached - before[1] if cached >= 0 else -1
         self.emitter.emit_lifecycle(events.Released(now(), tracked.key, free - before[2], kept))
         del self.live[rid]

@@ -17,11 +17,11 @@ from tracer.intake import Delivery
 BATCH_EVENTS: Final = 1_024
 """Events in one frame: encoding one holds the interpreter lock, for some 0.3 ms with these."""
 
-FRAME_BYTES: Final = 4 * 1024 * 1024
-"""A frame that is larger is split; an event that is larger is left out and counted as missing."""
-
 BLOCK_BYTES: Final = 1024 * 1024
-"""A block is ended when it has more."""
+"""A block is ended before it has more; a frame that is larger is split."""
+
+EVENT_BYTES: Final = 4 * 1024 * 1024
+"""An event that is larger is left out and counted as missing."""
 
 ROOM: Final = 200_000
 """Events that may wait for a slow disk, minutes of a busy engine. Beyond it new ones are left out, counted."""
@@ -31,7 +31,7 @@ _AHEAD: Final = 10 * NS_PER_S
 
 
 class Made(NamedTuple):
-    """A block and what is in it. `first`, `last`: as in `Block`."""
+    """A block and what is in it. `first`, `last`: as in `Block`; `seqs`: number of the next event of each source."""
 
     data: bytes
     number: int
@@ -39,6 +39,7 @@ class Made(NamedTuple):
     last: int
     calm: bool
     deliveries: list[Delivery]
+    seqs: dict[str, int]
 
     @property
     def header(self) -> bytes:
@@ -116,6 +117,7 @@ class BlockMaker:
         frames: list[bytes] = []
         written: list[Delivery] = []
         size = 0
+        seqs = dict(self.seqs)
         for delivery in pending:
             for start in range(0, max(len(delivery.events), 1), BATCH_EVENTS):
                 part = Delivery(
@@ -124,24 +126,45 @@ class BlockMaker:
                     delivery.events[start : start + BATCH_EVENTS],
                     0 if start else delivery.unknown,
                 )
-                for piece, data in self._encode(part):
+                for piece, data, seq in self._encode(part):
                     if size and size + len(data) > BLOCK_BYTES:
-                        yield self._block(frames, written, now)
+                        yield self._block(frames, written, now, dict(seqs))
                         frames, written, size = [], [], 0
                     frames.append(data)
                     written.append(piece)
                     size += len(data)
+                    seqs[piece.source] = seq
         if written:
-            yield self._block(frames, written, now)
+            yield self._block(frames, written, now, seqs)
+
+    def make_known(self, known: list[Delivery]) -> Iterator[Made]:
+        """Blocks that tell again what was true at the instant `due` (`Batch.snapshot`): they use up no numbers of
+        events."""
+        for delivery in known:
+            speaker = _frame(msgspec.msgpack.encode(Speaker(delivery.source, delivery.header)))
+            if delivery.header is not None:
+                self.sources[delivery.source] = delivery.header
+            seq = self.seqs.get(delivery.source, 0)
+            for start in range(0, max(len(delivery.events), 1), BATCH_EVENTS):
+                part = delivery.events[start : start + BATCH_EVENTS]
+                frames = encode_events(seq, part, snapshot=True)
+                if sum(map(len, frames)) > EVENT_BYTES:
+                    self.missed += len(part)
+                    continue
+                told = Delivery(delivery.source, delivery.header, part)
+                yield self._made([speaker, *frames], [told], self.due, dict(self.seqs), calm=False)
+                speaker = _frame(msgspec.msgpack.encode(Speaker(delivery.source)))
 
     def other(self, kind: int, content: bytes, *, at: int | None = None, flags: int = 0) -> Made:
         """A block that holds no events; `at` (ns) as in `Block`, default where the events before it end."""
         at = self.due if at is None else at
         number, self.number = self.number, self.number + 1
-        return Made(make_block(kind, content, number=number, first=at, last=at, flags=flags), number, at, at, True, [])
+        data = make_block(kind, content, number=number, first=at, last=at, flags=flags)
+        return Made(data, number, at, at, True, [], self.seqs)
 
-    def _encode(self, part: Delivery) -> list[tuple[Delivery, bytes]]:
-        """A delivery with its frames, split until none is over the limit. What cannot be encoded leaves a gap."""
+    def _encode(self, part: Delivery) -> list[tuple[Delivery, bytes, int]]:
+        """A delivery with its frames and the number of the source's next event, split until none is over the limit.
+        What cannot be encoded leaves a gap."""
         seq = self.seqs.get(part.source, 0)
         try:
             speaker = _frame(msgspec.msgpack.encode(Speaker(part.source, part.header, part.unknown)))
@@ -149,19 +172,19 @@ class BlockMaker:
             self.missed += len(part.events)
             return []
         frames = encode_events(seq, part.events) if part.events else []
-        if len(part.events) > 1 and sum(map(len, frames)) > FRAME_BYTES:
+        if len(part.events) > 1 and sum(map(len, frames)) > BLOCK_BYTES:
             middle = len(part.events) // 2
             first = Delivery(part.source, part.header, part.events[:middle], part.unknown)
             return self._encode(first) + self._encode(Delivery(part.source, None, part.events[middle:]))
         self.seqs[part.source] = seq + len(part.events)
         if part.header is not None:
             self.sources[part.source] = part.header
-        if part.events and (not frames or sum(map(len, frames)) > FRAME_BYTES):
+        if part.events and (not frames or sum(map(len, frames)) > EVENT_BYTES):
             self.missed += len(part.events)
             frames, part = [], Delivery(part.source, part.header, [], part.unknown)
-        return [(part, speaker + b"".join(frames))]
+        return [(part, speaker + b"".join(frames), self.seqs[part.source])]
 
-    def _block(self, frames: list[bytes], written: list[Delivery], now: int) -> Made:
+    def _block(self, frames: list[bytes], written: list[Delivery], now: int, seqs: dict[str, int]) -> Made:
         first = -1
         for delivery in written:
             header = self.sources.get(delivery.source)
@@ -173,14 +196,18 @@ class BlockMaker:
                     self.due = at
                 if first < 0:
                     first = self.due
-        first = self.due if first < 0 else first
         calm = all(delivery.header is None and all(map(is_calm, delivery.events)) for delivery in written)
+        return self._made(frames, written, self.due if first < 0 else first, seqs, calm=calm)
+
+    def _made(
+        self, frames: list[bytes], written: list[Delivery], first: int, seqs: dict[str, int], *, calm: bool
+    ) -> Made:
         number, self.number = self.number, self.number + 1
         data = make_block(
             EVENTS, b"".join(frames), number=number, first=first, last=self.due,
             count=sum(len(delivery.events) for delivery in written), flags=CALM if calm else 0,
         )  # fmt: skip
-        return Made(data, number, first, self.due, calm, written)
+        return Made(data, number, first, self.due, calm, written, seqs)
 
 
 def is_calm(event: Event) -> bool:

@@ -137,7 +137,9 @@ def read_preamble(data: bytes) -> bool:
         raise BlockError("is not a trace file")
     magic, size, _, version, flags, _ = _PREAMBLE.unpack_from(data)
     if version > FORMAT:
-        raise BlockError(f"was written by a newer tracer (file format {version}, this one reads up to {FORMAT}): upgrade")
+        raise BlockError(
+            f"was written by a newer tracer (file format {version}, this one reads up to {FORMAT}): upgrade"
+        )
     if magic != _SKIPPABLE or size != PREAMBLE_SIZE - 8 or version < 1:
         raise BlockError("is damaged at byte 0")
     return bool(flags & _WITH_TEXT)
@@ -172,7 +174,7 @@ def read_header(data: bytes, at: int, offset: int) -> Block:
     end = at + _HEADER.size
     if crc32(data[at:end]) != int.from_bytes(data[end : end + 4], "little"):
         raise BlockError("has a damaged header")
-    if size > MAX_STORED or raw > MAX_RAW or kind == EVENTS and skipped != HEADER_SIZE - 8:
+    if size > MAX_STORED or raw > MAX_RAW or (kind == EVENTS and skipped != HEADER_SIZE - 8):
         raise BlockError("has a block that no tracer writes")
     return Block(offset, kind, flags, number, count, size, raw, first, last, crc)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tracer import __version__
+from tracer.studies import add_commands, new_recorder
 
 if TYPE_CHECKING:
     from tracer.run import Job
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 ENGINES = ("transformers",)
 """What `tracer demo` can start: the keys of `engine_hooks.demo.LAUNCHERS`, here so that --help need not load them."""
+
+
+KNOWN = ("TargetError", "TraceFileError", "AnalysisError")
+"""Errors whose message is a sentence for the user, by name: to import them all takes longer than --help may."""
 
 
 class UsageError(Exception):
@@ -71,16 +76,10 @@ def attach(options: argparse.Namespace) -> int:
 
 
 def show(options: argparse.Namespace) -> int:
-    """Print what an engine does, once."""
-    import asyncio
+    """Print what an engine does or a recorded trace tells, once."""
+    from tracer.studies import state_of
 
-    from tracer.follow import watch_for
-    from tracer.targets import LOOK_S, choose, find_targets
-
-    target = choose(find_targets(), options.target)
-    state = asyncio.run(watch_for(target.sources(), LOOK_S))
-    if not state.sources:
-        raise UsageError(f"{options.target} did not tell anything within {LOOK_S:g} s")
+    state = state_of(options.target)
     if options.request is not None:
         _print_request(state, options.request, options.json)
     else:
@@ -111,7 +110,9 @@ def _run(job: Job, options: argparse.Namespace, *, traffic: Any, mode: str) -> i
         voice.say("no terminal here: running as with --headless")
         headless = True
     try:
-        this = Run(job, environment, voice.say, log=options.log, on_line=voice.line if headless else None)
+        recorder = new_recorder(options.record, options.with_text) if options.record is not None else None
+        this = Run(job, environment, voice.say, log=options.log, on_line=voice.line if headless else None,
+                   recorder=recorder)  # fmt: skip
     except OSError as error:
         place = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise UsageError(f"cannot begin a run: {place}") from error
@@ -256,7 +257,7 @@ def _rate(text: str) -> float:
     return value
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(wanted: str = "") -> argparse.ArgumentParser:
     parser = _Parser(
         prog="tracer",
         description="A live stopwatch on every stage of every request in an LLM engine.",
@@ -264,7 +265,8 @@ def _parser() -> argparse.ArgumentParser:
         "  tracer demo                                     a real model, real traffic, nothing to set up\n"
         "  tracer run -- transformers serve MODEL --continuous-batching\n"
         "  tracer attach                                   join what runs with the hooks on\n"
-        "  tracer show 4711 --json                         print it once, for a program",
+        "  tracer show 4711 --json                         print it once, for a program\n"
+        "  tracer replay slow.trace                        the same screens, the morning after",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -285,6 +287,8 @@ def _parser() -> argparse.ArgumentParser:
         add("--headless", action="store_true", help="no screen: the engine's output on stderr, a summary in the end")
         add("--seconds", type=_seconds, metavar="N", help="end after N seconds of service (implies --headless)")
         add("--json", action="store_true", help="the summary as JSON on stdout (implies --headless)")
+        add("--record", type=Path, metavar="FILE", help="record what happens to FILE, to be replayed")
+        add("--with-text", action="store_true", help="record prompts and outputs too")
         add("--log", type=Path, metavar="FILE", help="append the engine's output to FILE, not to one in the log folder")
 
     one = command("demo", demo,
@@ -317,17 +321,20 @@ def _parser() -> argparse.ArgumentParser:
         "  tracer show 4711\n"
         "  tracer show 4711 --json | jq .requests\n"
         "  tracer show 4711 --request chat-12.1")  # fmt: skip
-    one.add_argument("target", metavar="TARGET", help="a pid, a name as in tracer attach --list, or a socket")
+    one.add_argument("target", metavar="FILE|TARGET",
+                     help="a recorded trace, a pid, a name as in tracer attach --list, or a socket")  # fmt: skip
     one.add_argument("--json", action="store_true", help="as JSON")
     one.add_argument("--request", metavar="ID", help="one request closely")
 
     command("doctor", doctor, "  tracer doctor")
+    add_commands(command, wanted)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Raises SystemExit alone; with ``TRACER_DEBUG=1`` errors keep their traceback."""
-    options = _parser().parse_args(arguments)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser(given[0] if given else "").parse_args(given)
     if options.name is None:
         _parser().print_help()
         return 2
@@ -347,6 +354,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("TRACER_DEBUG") == "1":
             raise
         reason = " ".join(clean(str(error), keep_newlines=True).split()) or type(error).__name__
-        known = isinstance(error, (UsageError, OSError)) or type(error).__name__ == "TargetError"
+        known = isinstance(error, (UsageError, OSError)) or type(error).__name__ in KNOWN
         print(f"tracer {options.name}: {reason if known else f'{type(error).__name__}: {reason}'}", file=sys.stderr)
         return 2 if known else 1

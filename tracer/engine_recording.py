@@ -1,9 +1,10 @@
 """Engine side: a recording without any viewer, written by the publisher's thread.
 
 ``TRACER_RECORD=PATH`` in the environment of an engine makes each of its traced processes write a file of its own, with
-the process's number in its name: ``trace.trace`` becomes ``trace-4711.trace``. ``TRACER_RECORD_TEXT=1`` puts prompts and
-outputs into it too. Nothing is ever waited for on an engine's thread, the file is complete to a second ago at any time,
-and no keyframes are made: they would need the state, which an engine's process does not have.
+the process's number in its name: ``trace.trace`` becomes ``trace-4711.trace``; in a folder it is called so.
+``TRACER_RECORD_TEXT=1`` puts prompts and outputs into it too. Nothing is ever waited for on an engine's thread, and the
+file is complete to a second ago at any time. It has no keyframes: they would need the state, which an engine's process
+does not have.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _MOST_FILES: Final = 1_000
 class EngineRecording:
     """A consumer of a publisher (`Publisher.add_consumer`): records what is drained.
 
-    `header` says who speaks; it is asked again each time, because a process may turn out to be something else. `on_error`
-    gets one sentence when nothing is recorded, or no longer. Never raises.
+    `header` says who speaks; it is asked again each time, because a process may turn out to be something else.
+    `on_error` gets one sentence when nothing is recorded, or no longer. Never raises.
     """
 
     def __init__(

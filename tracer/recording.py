@@ -27,7 +27,7 @@ KEYFRAME_NS: Final = 10 * NS_PER_S
 """Time of the trace between two keyframes, while anything happens."""
 
 class Keyframes(Protocol):
-    """Makes keyframes of what a recorder writes (`tracer.keyframes.Keyframer`). An engine records without."""
+    """Makes keyframes of what a recorder writes (`tracer.keyframes.keyframer.Keyframer`). An engine records without."""
 
     def take(self, number: int, deliveries: Sequence[Delivery]) -> None:
         """Fold in what block `number` holds."""
@@ -42,7 +42,8 @@ class Recorder:
 
     `path` must not exist, unless `overwrite`. Text and token ids of requests are left out unless `with_text`; how long
     they were is kept. `keyframes` makes the file quick to seek in. `on_error` is called once, with one sentence, when
-    the recording ends before it was closed. `now` is the clock by which blocks are ended (ns).
+    the recording ends before it was closed. `now` is the clock by which blocks are ended (ns); `keyframe_ns` the time
+    of the trace from one keyframe to the next.
 
     Raises TraceFileError when the file cannot be made; nothing else ever raises.
     """
@@ -56,6 +57,7 @@ class Recorder:
         on_error: Callable[[str], None] | None = None,
         overwrite: bool = False,
         now: Callable[[], int] = clock.now,
+        keyframe_ns: int = KEYFRAME_NS,
     ) -> None:
         self.path = Path(path)
         self.keyframe_error = ""
@@ -68,6 +70,7 @@ class Recorder:
         self._keyframes = keyframes
         self._refused = 0
         self._began = -1
+        self._keyframe_ns = keyframe_ns
         self._next_keyframe = -1
         self._beside = False
         """Whether another thread does the writing, so that `write` must not."""
@@ -195,11 +198,11 @@ class Recorder:
         try:
             keyframes.take(made.number, made.deliveries)
             if self._next_keyframe < 0:
-                self._next_keyframe = made.last + KEYFRAME_NS
+                self._next_keyframe = made.last + self._keyframe_ns
             if made.calm or made.last < self._next_keyframe:
                 return
-            self._next_keyframe = made.last + KEYFRAME_NS
-            content, is_base = keyframes.make(made.number, self._maker.seqs)
+            self._next_keyframe = made.last + self._keyframe_ns
+            content, is_base = keyframes.make(made.number, made.seqs)
         except Exception as error:  # a defect of ours must not cost the user the recording
             self.keyframe_error = f"{type(error).__name__}: {error}"
             self._keyframes = None

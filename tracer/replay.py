@@ -19,10 +19,10 @@ from tracer.blocks import BASE, Block
 from tracer.events import Event, Header, Step
 from tracer.frames import SequenceCheck
 from tracer.intake import Delivery
-from tracer.keyframes import Keyframer
+from tracer.keyframes.keyframer import Keyframer
+from tracer.keyframes.requests import KeyframeError
+from tracer.keyframes.restore import restore, usable, without_collections
 from tracer.recording import KEYFRAME_NS
-from tracer.restore import restore, usable, without_collections
-from tracer.restored_requests import KeyframeError
 from tracer.state.trace_state import TraceState
 from tracer.trace_file import TraceFile
 from tracer.zstd_frames import pack, unpack
@@ -47,10 +47,12 @@ class _Made(NamedTuple):
 
 
 class KeyframeIndex:
-    """Where in a file one can start. Uses the file's own keyframes, or makes some while it walks through the file."""
+    """Where in a file one can start. Uses the file's own keyframes, or makes some, `keyframe_ns` of the trace apart,
+    while it walks through the file."""
 
-    def __init__(self, trace: TraceFile) -> None:
+    def __init__(self, trace: TraceFile, *, keyframe_ns: int = KEYFRAME_NS) -> None:
         self.trace = trace
+        self._keyframe_ns = keyframe_ns
         self._numbers = [block.number for block in trace.blocks]
         self._by_number = {block.number: block for block in trace.blocks}
         self._own: list[_Made] = []
@@ -88,7 +90,7 @@ class KeyframeIndex:
             keyframer.take(block.number, self.trace.checked(block, self._checks))
             self._next += 1
             if block.last >= self._due and not block.calm:
-                self._due = block.last + KEYFRAME_NS
+                self._due = block.last + self._keyframe_ns
                 seqs = {name: check.expected for name, check in self._checks.items() if check.expected is not None}
                 content, base = keyframer.make(block.number, seqs)
                 self._own.append(_Made(pack(content, 1), len(content), base, block.last, self._next))
@@ -107,7 +109,7 @@ class KeyframeIndex:
 
     def _make_own(self) -> None:
         self._keyframer = Keyframer()
-        self._due = self.trace.begin + KEYFRAME_NS
+        self._due = self.trace.begin + self._keyframe_ns
 
     def _from_file(self, t: int) -> Place | None:
         keyframes = self.trace.keyframes
@@ -197,7 +199,8 @@ class Cursor:
         while self._at >= len(self._items):
             if self._next >= len(self.trace.blocks):
                 return None
-            self._items = self._flat(self.trace.blocks[self._next])
+            block = self.trace.blocks[self._next]
+            self._items = list(items(self.trace.checked(block, self._checks), block))
             self._next += 1
             self._at = 0
         return self._items[self._at]
@@ -239,7 +242,7 @@ class Cursor:
         """The items of the block from `begin` on were taken in."""
         for item in reversed(self._items[begin : self._at]):
             self.due = max(self.due, item.due)
-            if item.event is not None and not is_calm(item.event):
+            if not _is_calm(item):
                 self.active = max(self.active, item.due)
                 return
 
@@ -260,19 +263,13 @@ class Cursor:
     def next_activity(self) -> int | None:
         """When the next event comes that is more than a sign of life (ns); None when there is none any more."""
         for item in self._items[self._at :]:
-            if item.event is not None and not is_calm(item.event):
+            if not _is_calm(item):
                 return item.due
         for block in self.trace.blocks[self._next :]:
             if not block.calm:
-                return next(
-                    (item.due for item in self._flat(block, peek=True) if item.event is None or not is_calm(item.event)),
-                    block.first,
-                )
+                found = (item.due for item in items(self.trace.read(block), block) if not _is_calm(item))
+                return next(found, block.first)
         return None
-
-    def _flat(self, block: Block, *, peek: bool = False) -> list[Item]:
-        deliveries = self.trace.read(block) if peek else self.trace.checked(block, self._checks)
-        return list(items(deliveries, block))
 
 
 def items(deliveries: list[Delivery], block: Block) -> Iterator[Item]:
@@ -286,6 +283,11 @@ def items(deliveries: list[Delivery], block: Block) -> Iterator[Item]:
             if at > due:
                 due = min(at, block.last)
             yield Item(due, delivery.source, event)
+
+
+def _is_calm(item: Item) -> bool:
+    """Whether it is no more than a sign of life."""
+    return item.event is not None and is_calm(item.event)
 
 
 def _take(state: TraceState, item: Item) -> None:
@@ -303,8 +305,8 @@ def load(
 ) -> TraceState:
     """The state that a trace file tells, at its end or at the instant `until` (ns).
 
-    `keep_finished`: how many finished requests are kept, where that is not the usual number; all events are folded then,
-    as they are without `keyframes`. Raises TraceFileError.
+    `keep_finished`: how many finished requests are kept, where that is not the usual number; all events are folded
+    then, as they are without `keyframes`. Raises TraceFileError.
     """
     with TraceFile(path) as trace:
         return load_open(trace, until=until, keep_finished=keep_finished, keyframes=keyframes)

@@ -27,6 +27,7 @@ from tracer.sockets import default_directory, private_directory, search_director
 from tracer.sources import DirectorySource
 
 if TYPE_CHECKING:
+    from tracer.recording import Recorder
     from tracer.state.view import Snapshot
 
 RUN_PREFIX: Final = "run-"
@@ -34,6 +35,9 @@ RUN_PREFIX: Final = "run-"
 
 UNTRACED_S: Final = 20.0
 """Seconds after which a command in which no traced process has appeared is remarked upon: engines import for long."""
+
+LAST_EVENTS_S: Final = 0.6
+"""How long a recording goes on once the command has ended: its last events are under way."""
 
 TAIL: Final = 20
 """Lines of the log that are shown when a command failed."""
@@ -116,9 +120,9 @@ class Run:
     """One run of a job. `live` it in an event loop, `stop` it there; `close` removes what it made."""
 
     def __init__(self, job: Job, hooks: Hooks, say: Say, *, log: Path | None = None,
-                 on_line: Callable[[str], None] | None = None) -> None:  # fmt: skip
-        """`on_line` gets each line of the command's output. Raises OSError for a log or a socket folder that cannot be
-        made."""
+                 on_line: Callable[[str], None] | None = None, recorder: Recorder | None = None) -> None:  # fmt: skip
+        """`on_line` gets each line of the command's output; `recorder` is given all events. Raises OSError for a log or
+        a socket folder that cannot be made."""
         self.job = job
         self.say = say
         self.name = f"{_plain(job.title)}-{os.getpid()}"
@@ -137,6 +141,7 @@ class Run:
         self.traced = False
         """Whether a traced process has appeared."""
         self._hooks = hooks
+        self._recorder = recorder
         self._started_at: float | None = None
         self._ended_at: float | None = None
         self._finished = False
@@ -160,6 +165,8 @@ class Run:
         self.child = child = await Child.start(command, env, Path(self.log.path), self.folder)
         self._started_at = time.monotonic()
         helpers = [asyncio.create_task(self._serve(child)), asyncio.create_task(self._watch())]
+        if self._recorder is not None:
+            helpers.append(asyncio.create_task(self._recorder.run(self.bus.subscribe())))
         try:
             ended = asyncio.create_task(child.wait())
             await asyncio.wait({ended, helpers[0]}, return_when=asyncio.FIRST_COMPLETED)
@@ -167,6 +174,8 @@ class Run:
                 helpers[0].result()  # what went wrong there ends the run
             code = await ended
             self._ended_at = time.monotonic()
+            if self._recorder is not None:
+                await asyncio.sleep(LAST_EVENTS_S)
         finally:
             for helper in helpers:
                 helper.cancel()

@@ -16,7 +16,7 @@ from tracer.voice import Voice
 
 if TYPE_CHECKING:
     from tracer.tui.app import TracerApp
-    from tracer.tui.feed import Traffic
+    from tracer.tui.feed import Feed, Traffic
 
 PAINT_S: Final = 0.02
 """Seconds between two looks whether the screen is painted."""
@@ -28,6 +28,20 @@ def show_live(sources: Iterable[AsyncIterable[Delivery]], title: str) -> int:
     for source in sources:
         bus.add(source)
     app = _app(bus, title, mode="live")
+
+    async def main() -> None:
+        _leave_on(app, signal.SIGINT)
+        await app.run_async()
+
+    asyncio.run(main())
+    return app.return_code or 0
+
+
+def show_feed(feed: Feed, title: str, *, mode: str) -> int:
+    """Show what `feed` plays until the user quits; the exit code."""
+    from tracer.tui.app import TracerApp
+
+    app = TracerApp(feed, title=title, mode=mode)
 
     async def main() -> None:
         _leave_on(app, signal.SIGINT)

@@ -1,8 +1,8 @@
 """Reading a trace file: what is in it, block by block, and the state that it tells.
 
 A file comes from anywhere: cut short, damaged, made up, or written by another version. It is read up to and around
-what is wrong with it, and what is missing is said, in `TraceFile.problems` and as gaps in the events; a file that cannot
-be read at all raises TraceFileError, one sentence. Nothing is allocated that a checked header does not bound.
+what is wrong with it, and what is missing is said, in `TraceFile.problems` and as gaps in the events; a file that
+cannot be read at all raises TraceFileError, one sentence. Nothing is allocated that a checked header does not bound.
 """
 
 from __future__ import annotations

@@ -186,7 +186,8 @@ def test_any_trace_can_be_read(seed: int, split: bool) -> None:
     for source, event in trace.events:
         state.apply(source, event)
     seen = observe(state)
-    assert len(seen.arrivals) + seen.left_out == len(state.request_ids())
+    assert sum(each.counted for each in seen.arrivals) + seen.left_out == len(state.request_ids())
+    assert len(seen.measured.e2e) <= sum(each.counted for each in seen.arrivals)
     assert (seen.context >= 0).all()
     done = simulate(seen.arrivals, seen.settings, fit_of(seen))
     assert not np.isnan(done.last).any()
@@ -196,3 +197,19 @@ def fit_of(seen: Observed) -> StepModel:
     """The engine of these traces does not tell its model: any will do, only times are used."""
     shape = load_model("smollm2-135m")
     return fit(seen.steps, shape, DEVICES["l4"], context=seen.context, pairs=seen.pairs, resamples=2).step
+
+
+def test_a_request_that_still_runs_takes_its_share_of_the_steps_but_has_no_figures() -> None:
+    timeline = Timeline(120, rate=8.0, seed=3)
+    middle = timeline.events[len(timeline.events) // 2].t
+    seen = observe(timeline.state(middle))
+    running = [each for each in seen.arrivals if not each.counted]
+    assert running
+    assert seen.left_out >= len(running)
+    assert len(seen.measured.ttft) == len(seen.arrivals) - len(running)
+    # With them, what the members of each step held is known: it lies within the blocks in use.
+    held = np.array([step.used or 0 for step in seen.steps]) * 16.0
+    assert (seen.context <= held + 16.0).mean() > 0.95
+    told = what_if(seen, {}, replicates=2)
+    assert told.replay_error is not None
+    assert told.replay_error < 0.15

@@ -24,7 +24,7 @@ from tracer.events import (
     Received, Released, Roster, Scheduled, Sent, Step, pack_u32,
 )  # fmt: skip
 from tracer.intake import Delivery
-from tracer.keyframes import Keyframer
+from tracer.keyframes.keyframer import Keyframer
 from tracer.recording import Recorder
 from tracer.stages import Stage
 

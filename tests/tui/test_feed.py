@@ -75,9 +75,8 @@ async def test_a_feed_that_fails_is_told_and_the_screen_stays(busy: Timeline) ->
             raise OSError("the file [/red] is cut")
 
     app = app_on(Broken(Bus()))  # type: ignore[arg-type]
-    async with app.run_test(size=(100, 30), notifications=True) as pilot:
+    async with app.run_test(size=(100, 30)) as pilot:
         await flushed(pilot)
-        await pilot.pause(0.2)
         text = text_of(app)
         assert "reading the trace failed: the file [/red] is cut" in text
         assert "stopped" in text

@@ -9,13 +9,14 @@ import msgspec
 import pytest
 
 from tests.tui.stage import FixedFeed, app_at, app_on, rows_of, settle, text_of
-from tests.tui.timeline import ENGINE, START, Timeline
+from tests.tui.timeline import ENGINE, HEADER, START, Timeline
 from tracer.clock import NS_PER_MS, NS_PER_S
 from tracer.events import EngineStatus, Gap, HookFault, Queued, Received, SourceGone
 from tracer.tui.listing import SORTS
 from tracer.tui.screens.help import HelpScreen
 from tracer.tui.screens.live import LiveScreen
 from tracer.tui.screens.request import RequestScreen
+from tracer.tui.theme import Look
 
 AT = START + 9_500 * NS_PER_MS
 
@@ -469,10 +470,37 @@ async def test_keys_in_the_last_line_can_be_clicked(busy: Timeline) -> None:
 
 async def test_two_engines_are_counted_and_summed(busy: Timeline) -> None:
     feed = FixedFeed(busy.events, AT)
-    second = msgspec.structs.replace(ENGINE, num_blocks=256)
-    feed.state.apply("engine-2", second)
+    feed.state.add_source(msgspec.structs.replace(HEADER, source="engine-2"))
+    feed.state.apply("engine-2", msgspec.structs.replace(ENGINE, num_blocks=256))
+    feed.state.add_source(msgspec.structs.replace(HEADER, source="api", role="api"))
+    feed.state.apply("api", ENGINE)
     app = app_on(feed)
     async with app.run_test(size=(160, 40)) as pilot:
         await settle(pilot)
         assert "transformers 5.24.0 +1" in rows_of(app)[0]
         assert "9/32" in rows_of(app)[2]
+
+
+async def test_numbers_switch_between_the_screens_that_exist(busy: Timeline) -> None:
+    class Second(HelpScreen):
+        """Another screen."""
+
+        NAME = "Second"
+
+        def __init__(self, look: Look) -> None:
+            super().__init__(look, app.live)
+
+    app = app_at(busy, AT)
+    async with app.run_test(size=(140, 60)) as pilot:
+        await settle(pilot)
+        await pilot.press("2")
+        assert app.screen is app.live
+        app.TABS = (LiveScreen, Second)  # type: ignore[misc]
+        await pilot.press("enter", "2")
+        assert isinstance(app.screen, Second)
+        await pilot.press("1")
+        assert app.screen is app.live
+        await pilot.press("question_mark")
+        await settle(pilot)
+        assert "screen 2" in text_of(app)
+        assert "screen 3" not in text_of(app)

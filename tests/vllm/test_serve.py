@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.hooks.test_transformers_serve import QUESTIONS, Stopwatch, agrees, ask, client_of
+from tests.hooks.test_transformers_serve import QUESTIONS, Lateness, Stopwatch, agrees, ask, client_of
 from tests.vllm.server import VllmServer
 from tests.vllm.viewer import Viewer
 from tracer import events
@@ -48,7 +48,8 @@ async def test_one_after_another_the_clients_stopwatch_agrees(server: VllmServer
     client = client_of(server)
     await ask(client, server.model, "warm up the connection", 2)
     with server.view() as viewer:
-        watches = [await ask(client, server.model, question, 16, **USAGE) for question in QUESTIONS]
+        async with Lateness() as lateness:
+            watches = [await ask(client, server.model, question, 16, **USAGE) for question in QUESTIONS]
         viewer.settle()
     views = [view(viewer, watch.rid) for watch in watches]
     for seen, watch in zip(views, watches, strict=True):
@@ -61,16 +62,16 @@ async def test_one_after_another_the_clients_stopwatch_agrees(server: VllmServer
         for seen, watch in zip(views, watches, strict=True)
         for ours, theirs in ((seen.ttft_ms, watch.first - watch.sent), (seen.e2e_ms, watch.last - watch.sent))
     ]
-    print("tracer - stopwatch, ms:", differences)
-    # What the tracer saw lies inside what the client saw; what the client's own event loop and a busy machine add to
-    # that differs from one to the next, so not all of them can be close.
+    print("tracer - stopwatch, ms:", differences, f"client late by {lateness.ms:.2f} ms")
+    # What the tracer saw lies inside what the client saw, and what the client adds is its own: three processes of the
+    # engine share the cores with it, so half of them must be close.
     assert all(difference < 2 for difference in differences), differences
     close = [
-        agrees(ours, theirs)
+        agrees(ours, theirs, lateness.ms)
         for seen, watch in zip(views, watches, strict=True)
         for ours, theirs in ((seen.ttft_ms, watch.first - watch.sent), (seen.e2e_ms, watch.last - watch.sent))
     ]
-    assert close.count(True) >= len(close) / 4, differences
+    assert close.count(True) >= len(close) / 2, differences
     shares = [(seen.unattributed_ms or 0) / (seen.e2e_ms or 1) for seen in views]
     print("unattributed share of E2E:", [f"{share:.2%}" for share in shares])
     assert statistics.quantiles(shares, n=20)[-1] < 0.01, shares

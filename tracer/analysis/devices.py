@@ -10,7 +10,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -189,8 +189,3 @@ def _cpu_name() -> str:
         return platform.machine() or "CPU"
     name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     return name or platform.machine() or "CPU"
-
-
-def with_efficiency(device: Device, *, mfu: float | None = None, mbu: float | None = None) -> Device:
-    """`device` with other shares of its peaks."""
-    return replace(device, mfu=device.mfu if mfu is None else mfu, mbu=device.mbu if mbu is None else mbu)

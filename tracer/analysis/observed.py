@@ -26,7 +26,9 @@ TRANSFORMERS_MARGIN = 0.15
 class Arrival:
     """One request as the engine got it. Times in ms: `at` since the first arrival, when it was handed to the engine;
     `front` before that, `stream` from the first token until it was handed out, `close` from the last token to the end.
-    `hashes` names each full block of the prompt by everything up to its end; None when token ids were not recorded."""
+    `hashes` names each full block of the prompt by everything up to its end; None when token ids were not recorded.
+    `counted`: whether it ran to its end; one that was still running when the trace ended took its share of the steps,
+    but has no figures."""
 
     id: str
     at: float
@@ -37,6 +39,7 @@ class Arrival:
     front: float = 0.0
     stream: float = 0.0
     close: float = 0.0
+    counted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came out. ms; `itl` of all requests together; `span` from the first arrival to the last token."""
+    """What came out. ms; `itl` and `tokens` of all requests together; `span` from the first arrival to the last
+    token."""
 
     ttft: Floats
     queue: Floats
@@ -70,7 +74,7 @@ class Measured:
 @dataclass(frozen=True, slots=True)
 class Observed:
     """See the module. `context`, `pairs`: tokens of KV cache that each of `steps` read, and its query-key pairs.
-    `left_out` requests could not be used (not over, or their lengths are not known)."""
+    `left_out` requests are not among the figures (not over, or their lengths are not known)."""
 
     arrivals: tuple[Arrival, ...]
     settings: Settings
@@ -138,32 +142,33 @@ def observe(state: TraceState) -> Observed:
         raise AnalysisError("no engine took a step in this trace")
     engine = max(engines, key=lambda each: each.steps)
     steps = tuple([step for step in snapshot.steps if step.source == engine.source])
-    details: list[RequestDetail] = []
-    left_out = 0
-    for name in state.request_ids():
-        detail = state.detail(name)
-        if detail is None or not _usable(detail, len(engines) > 1, engine.source):
-            left_out += 1
-            continue
-        details.append(detail)
-    if not details:
+    found = [detail for name in state.request_ids() if (detail := state.detail(name)) is not None]
+    details = [detail for detail in found if _ran(detail, len(engines) > 1, engine.source)]
+    counted = sum(_over(detail) for detail in details)
+    if not counted:
         raise AnalysisError("no request in this trace has run to its end")
     size = engine.block_size or 16
     first = min(_handed(detail) for detail in details)
     arrivals = tuple(sorted((_arrival(detail, first, size) for detail in details), key=lambda each: each.at))
     context, pairs = _contexts(details, steps)
     return Observed(arrivals, _settings(engine, arrivals), engine, steps, context, pairs, _measured(details, first),
-                     left_out)  # fmt: skip
+                    len(found) - counted)  # fmt: skip
 
 
 # --- requests -----------------------------------------------------------------------------------------------------
 
 
-def _usable(detail: RequestDetail, several: bool, source: str) -> bool:
+def _ran(detail: RequestDetail, several: bool, source: str) -> bool:
+    """Whether the engine worked on it, and everything about that is known."""
     view = detail.view
-    if view.closed is None or view.incomplete or not view.prompt_tokens or view.output_tokens < 1:
+    if view.incomplete or not view.prompt_tokens or (several and view.key[0] != source):
         return False
-    return _first_token(detail) is not None and not (several and view.key[0] != source)
+    return bool(view.chunks) or _first_token(detail) is not None
+
+
+def _over(detail: RequestDetail) -> bool:
+    """Whether it has all the figures of a request that ran to its end."""
+    return detail.view.closed is not None and detail.view.output_tokens > 0 and _first_token(detail) is not None
 
 
 def _handed(detail: RequestDetail) -> int:
@@ -179,24 +184,24 @@ def _first_token(detail: RequestDetail) -> int | None:
 
 
 def _last_token(detail: RequestDetail) -> int:
-    rows = detail.view.stages
-    last = rows[Stage.DECODE - 1].end
-    last = rows[Stage.TEARDOWN - 1].begin if last is None else last
+    """Instant (ns) of its last token, or of the end of its last pass before the first one."""
     first = _first_token(detail)
-    assert first is not None  # of a usable request
-    return first if last is None else max(first, last)
+    if first is None:
+        return detail.view.chunks[-1].end if detail.view.chunks else detail.view.received
+    return first + round(sum(detail.itl_ms) * 1e6)
 
 
 def _arrival(detail: RequestDetail, begin: int, block_size: int) -> Arrival:
     view = detail.view
     handed, first, last = _handed(detail), _first_token(detail), _last_token(detail)
-    assert first is not None and view.prompt_tokens is not None
+    assert view.prompt_tokens is not None  # of one that ran
     front = (handed - view.received) / 1e6
-    stream = 0.0 if view.ttft_ms is None else max(0.0, view.ttft_ms - (first - view.received) / 1e6)
+    known = view.ttft_ms is not None and first is not None
+    stream = max(0.0, view.ttft_ms - (first - view.received) / 1e6) if known else 0.0  # type: ignore[operator]
     close = 0.0 if view.e2e_ms is None else max(0.0, view.e2e_ms - (last - view.received) / 1e6)
     hashes = _hashes(detail.prompt_ids, block_size) if len(detail.prompt_ids) == view.prompt_tokens else None
-    return Arrival(view.id, (handed - begin) / 1e6, view.prompt_tokens, view.output_tokens, view.cached_tokens or 0,
-                   hashes, front, stream, close)  # fmt: skip
+    return Arrival(view.id, (handed - begin) / 1e6, view.prompt_tokens, max(1, view.output_tokens),
+                   view.cached_tokens or 0, hashes, front, stream, close, _over(detail))  # fmt: skip
 
 
 def _hashes(ids: tuple[int, ...], block_size: int) -> tuple[int, ...]:
@@ -225,7 +230,8 @@ def _settings(engine: EngineView, arrivals: Sequence[Arrival]) -> Settings:
 
 def _measured(details: Sequence[RequestDetail], begin: int) -> Measured:
     def figures(name: str) -> Floats:
-        return np.array([value for detail in details if (value := getattr(detail.view, name)) is not None], np.float64)
+        values = [getattr(detail.view, name) for detail in details if _over(detail)]
+        return np.array([value for value in values if value is not None], np.float64)
 
     gaps = [np.array(detail.itl_ms, np.float64) for detail in details if detail.itl_ms]
     return Measured(

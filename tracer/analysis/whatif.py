@@ -286,10 +286,11 @@ def _figures(arrivals: tuple[Arrival, ...], outcome: Outcome) -> dict[str, float
     """All figures of a replay, front end and streaming as they were recorded."""
     at = np.array([each.at for each in arrivals])
     front = np.array([each.front for each in arrivals])
+    counted = np.array([each.counted for each in arrivals])
     ttft = outcome.first - at + front + np.array([each.stream for each in arrivals])
     e2e = outcome.last - at + front + np.array([each.close for each in arrivals])
     tokens = sum(each.output for each in arrivals)
-    return _percentiles(ttft, outcome.scheduled - at, (outcome.gaps, outcome.weights), e2e,
+    return _percentiles(ttft[counted], (outcome.scheduled - at)[counted], (outcome.gaps, outcome.weights), e2e[counted],
                         tokens, float(np.nanmax(outcome.last)))  # fmt: skip
 
 
@@ -338,7 +339,8 @@ def _notes(observed: Observed, changes: Mapping[str, Change], after: Outcome) ->
         notes.append(f"token ids of {unknown:,} prompts are not in the trace: which ones share a prefix is not known, "
                      "so turning the cache on shows no hits for them; record with --with-text")  # fmt: skip
     if observed.left_out:
-        notes.append(f"{observed.left_out:,} requests that were not over are left out")
+        notes.append(f"{observed.left_out:,} requests that were not over have no figures; those that ran are replayed "
+                     "up to where they were")  # fmt: skip
     if "device" in changes:
         notes.append("the other device is told by its peaks and usual shares of them, not by a measurement; the KV "
                      "pool stays as large as it was unless kv-blocks says otherwise")  # fmt: skip

@@ -34,9 +34,10 @@ from tracer.tui.screens.base import FrameScreen
 from tracer.tui.screens.live import LiveScreen
 from tracer.tui.terminal import patient
 from tracer.tui.theme import ASCII, PALETTES, Look, choose_glyphs, choose_palette, textual_theme
+from tracer.tui.widgets.banner import Notice, notices_of
 
 FRAMES_PER_SECOND = 10
-IDLE_EVERY = 10
+IDLE_EVERY = 20
 """With no live request and no new event, every so many frames are drawn: a heartbeat may still change a gauge."""
 WINDOWS = (10.0, 60.0, 600.0)
 """Seconds over which the figures can be taken."""
@@ -63,6 +64,7 @@ class TracerApp(App[int]):
         Binding("question_mark", "help", "help", show=False),
         Binding("space", "pause", "pause what is shown; ingest goes on", show=False),
         Binding("w", "window", "the next window for the figures", show=False),
+        *(Binding(str(n), f"tab({n})", f"screen {n}", show=False) for n in range(1, 7)),
         Binding("ctrl+s", "screenshot", "screenshot as SVG", show=False),
         Binding("ctrl+l", "repaint", "draw everything again", show=False),
         Binding("plus,equals_sign", "faster", "more requests a second", show=False),
@@ -75,6 +77,9 @@ class TracerApp(App[int]):
     def get_driver_class(self) -> type[Driver]:
         """Textual's choice, made to outlive its terminal."""
         return patient(super().get_driver_class())
+
+    TABS: ClassVar[tuple[type[FrameScreen], ...]] = (LiveScreen,)
+    """Screens that are reached by their number; each is made with a look, once, when it is first wanted."""
 
     def __init__(
         self,
@@ -97,6 +102,8 @@ class TracerApp(App[int]):
         self.heading = title
         self.note = ""
         """A word at the right end of the key line."""
+        self.trouble = ""
+        """What is wrong with the viewer itself, for the banner."""
         self.skipped = 0
         """Frames not drawn because the terminal had not taken the ones before."""
         self.patched = compositor.patch()
@@ -111,6 +118,7 @@ class TracerApp(App[int]):
             self.register_theme(textual_theme(known))
         self.theme = look.palette.name
         self.live = LiveScreen(self.look, title)
+        self._tabs: dict[type[FrameScreen], FrameScreen] = {LiveScreen: self.live}
         self._seen: object = None
         self._idle = 0
 
@@ -138,7 +146,7 @@ class TracerApp(App[int]):
             raise
         except Exception as error:  # the screen stays, and says why nothing moves
             self.feed.status = "stopped"
-            self.say(f"reading the trace failed: {error}", grave=True)
+            self.trouble = f"reading the trace failed: {error}"
 
     def _watch_signals(self) -> None:
         """Leave the terminal as it was found when asked to go."""
@@ -162,7 +170,8 @@ class TracerApp(App[int]):
             return
         state = self.feed.state
         logged = len(self.engine_log.lines) if self.engine_log else 0
-        seen = (state.now, state.unknown, self.feed.status, self.lens.paused, screen, logged, self.note)
+        news = None if self.lens.paused else (state.now, state.unknown)
+        seen = (news, self.feed.status, self.lens.paused, screen, logged, self.note)
         if seen == self._seen and (self.lens.paused or not state.requests.live):
             self._idle += 1
             if self._idle % IDLE_EVERY:
@@ -201,6 +210,11 @@ class TracerApp(App[int]):
             return f"{look.glyphs.bullet} DEAD", look.bad
         return status, look.good if "LIVE" in status else look.warn
 
+    def notices(self, snapshot: Snapshot) -> tuple[Notice, ...]:
+        """What the banner has to say."""
+        own = (Notice(self.trouble, True),) if self.trouble else ()
+        return own + notices_of(snapshot)
+
     # --- what all screens can do
 
     def say(self, text: str, *, grave: bool = False) -> None:
@@ -212,6 +226,21 @@ class TracerApp(App[int]):
         from tracer.tui.screens.request import RequestScreen
 
         self.push_screen(RequestScreen(self.look, view.id))
+
+    def action_tab(self, number: int) -> None:
+        """The screen of a number, with nothing over it. The Live screen lies under all others."""
+        if not 1 <= number <= len(self.TABS):
+            return
+        kind = self.TABS[number - 1]
+        wanted = self._tabs.get(kind)
+        if wanted is None:
+            wanted = self._tabs[kind] = kind(self.look)
+        if self.screen is wanted:
+            return
+        while len(self.screen_stack) > 1 and self.screen is not self.live and self.screen is not wanted:
+            self.pop_screen()
+        if self.screen is not wanted:
+            self.push_screen(wanted)
 
     def action_help(self) -> None:
         """Keys, stages and glyphs explained."""
@@ -270,7 +299,9 @@ class TracerApp(App[int]):
     # --- a demonstration's traffic
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Traffic keys exist only where there is traffic."""
+        """Traffic keys exist only where there is traffic, numbers only for screens that exist."""
+        if action == "tab":
+            return len(self.TABS) > 1 and bool(parameters) and parameters[0] in range(1, len(self.TABS) + 1)
         if action in ("faster", "slower", "burst", "stop_traffic", "ask"):
             return self.traffic is not None
         return super().check_action(action, parameters)

@@ -60,7 +60,8 @@ class PageAxis:
             span = SPANS[self.zoom]
         else:
             reach = max(latest - earliest, 1)
-            if reach > self._history(span) or reach < self._history(span) * 6 // 10 or span < shortest:
+            room = self._history(span)
+            if not self.version or reach > room or reach < room * 6 // 10 or span < shortest:
                 span = next((s for s in SPANS if s >= shortest and self._history(s) >= reach), SPANS[-1])
         jump = span // JUMP
         begin = latest // jump * jump - span + jump
@@ -118,18 +119,6 @@ def tick_label(t: int, step: int) -> str:
         return text
     digits = next(d for d in range(1, 10) if step * 10**d % NS_PER_S == 0)
     return f"{text}.{t % NS_PER_S * 10**digits // NS_PER_S:0{digits}d}"
-
-
-def round_step(span_ms: float, width: int, spacing: int) -> float:
-    """A step in ms from 1, 2, 5 × 10ⁿ that puts marks at least `spacing` columns apart on `width` columns."""
-    least = span_ms * spacing / max(1, width)
-    step = 0.001
-    while step < least:
-        for factor in (2, 2.5, 2):
-            step *= factor
-            if step >= least:
-                break
-    return step
 
 
 def elastic_widths(durations: Sequence[float], width: int) -> list[int]:

@@ -52,7 +52,7 @@ def short_count(value: float | None) -> str:
     """At most five characters: ``812``, ``9,999``, ``12.3k``, ``4.1M``."""
     if value is None:
         return UNKNOWN
-    if value < 10_000:
+    if value < 9_999.5:
         return f"{value:,.0f}"
     for unit in ("k", "M", "G", "T"):
         value /= 1000

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from tracer.stages import Stage
 from tracer.state.view import RequestView
 from tracer.tui import figures
-from tracer.tui.axis import Tick, elastic_widths, round_step
+from tracer.tui.axis import Tick, elastic_widths
+from tracer.tui.history import nice_top
 
 
 class Scale(enum.Enum):
@@ -80,7 +81,7 @@ class RequestAxis:
                     last = column
             return ticks
         span = (self.times[-1] - origin) / 1e6
-        step = round_step(span, columns, max(spacing, 9))
+        step = nice_top(span * max(spacing, 9) / max(1, columns))
         index = 0
         while index * step <= span and len(ticks) < 200:
             column = self.place(origin + int(index * step * 1e6)) // self.unit

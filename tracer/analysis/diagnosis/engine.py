@@ -119,11 +119,14 @@ def _matters(finding: Finding, evidence: Evidence) -> bool:
     if finding.lost_ms < limit.LOST_MS:
         return False
     end = evidence.now if finding.end is None else finding.end
-    lived = sum(
-        (request.over or evidence.now) - request.begin
-        for request in evidence.requests
+    here = [
+        request for request in evidence.requests
         if request.begin <= end and (request.over or evidence.now) >= finding.start
-    )
+    ]  # fmt: skip
+    lived = sum((request.over or evidence.now) - request.begin for request in here)
+    if finding.rule not in _QUEUES:
+        # A long queue must not make everything else look small.
+        lived -= sum(request.queue or 0 for request in here)
     return finding.lost_ms >= limit.LOST_SHARE * ms(lived)
 
 

@@ -1,7 +1,7 @@
 """From a `TraceState` to the evidence that rules look at, collected once.
 
-This is the only file of the diagnosis that reads the internals of `TraceState`; rules are functions of the `Evidence`. One
-of a window (`since`) holds the requests that were alive in it and the steps that fell into it.
+This is the only file of the diagnosis that reads the internals of `TraceState`; rules are functions of the `Evidence`.
+One of a window (`since`) holds the requests that were alive in it and the steps that fell into it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ def collect(state: TraceState, *, since: int | None = None, now: int | None = No
         fronts=tuple(fact for fact in facts if not len(fact.steps) and not fact.requests),
         lost_events=sum(source.missing for source in state.sources.values()),
         with_series=series is not None,
-        by_id={record.id: record for record in asked},
     )
 
 

@@ -20,7 +20,7 @@ HASHED_BLOCKS: Final = 512
 """Blocks of a prompt that are looked up: all of the token ids that hooks keep (8,192 of them in blocks of 16)."""
 PAIRED: Final = 300
 """Requests that are compared with earlier ones; of more, every n-th."""
-LOOK_BACK: Final = 6
+LOOK_BACK: Final = 4
 """Earlier requests that each is compared with."""
 _GRAM: Final = 6
 """Tokens that must agree in a row for two prompts to be in step again after a difference."""
@@ -142,6 +142,10 @@ def _compare(request: Asked, mine: Ints, other: Asked, theirs: Ints) -> Differen
     if request.cached_tokens > at + 16 * 4:
         return None  # found beyond the difference, from another prompt
     span = limit.DIFFER_SPAN
+    # Were they in step again after at most `span` tokens, for longer than that, then these tokens would stand in both.
+    sure = mine[at + span : at + span + _GRAM].astype("<u4").tobytes()
+    if len(sure) < 4 * _GRAM or other.prompt_ids.find(sure, 4 * at, 4 * (at + 2 * span + _GRAM)) < 0:
+        return None
     ahead: dict[bytes, int] = {}
     for shift in range(span + 1):
         gram = theirs[at + shift : at + shift + _GRAM]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -181,7 +181,6 @@ class Evidence:
     lost_events: int
     with_series: bool
     """Whether heartbeats, streams and evictions were kept over time."""
-    by_id: dict[str, Asked] = field(repr=False)
 
     @property
     def seconds(self) -> float:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from textual.app import ComposeResult
+from textual.actions import parse
+from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 from textual.screen import Screen
@@ -142,6 +143,12 @@ class HelpScreen(FrameScreen):
         self.panel.scroll_rows(rows)
 
 
+def _possible(app: App[object], binding: Binding) -> bool:
+    """Whether what a key of the app does can be done now."""
+    _, name, parameters = parse(binding.action)
+    return app.check_action(name, parameters) is not False
+
+
 def keys_of(screen: Screen[object]) -> list[tuple[str, str]]:
     """(keys, meaning) of everything that a screen and the app react to, without what is not possible now."""
     found: list[tuple[str, str]] = []
@@ -150,7 +157,7 @@ def keys_of(screen: Screen[object]) -> list[tuple[str, str]]:
         for binding in node.BINDINGS:
             if not isinstance(binding, Binding):
                 continue
-            if node is app and app.check_action(binding.action, ()) is False:
+            if node is app and not _possible(app, binding):
                 continue
             keys = " ".join(PRETTY.get(key, key.replace("ctrl+", "^")) for key in binding.key.split(","))
             found.append((keys, binding.description))

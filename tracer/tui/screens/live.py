@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 from textual import on
@@ -16,7 +17,7 @@ from tracer.state.view import RequestView, Snapshot
 from tracer.tui.listing import SORTS, Listing, Query
 from tracer.tui.screens.base import FrameScreen, column, split
 from tracer.tui.theme import Look
-from tracer.tui.widgets.banner import Banner, notices_of
+from tracer.tui.widgets.banner import Banner
 from tracer.tui.widgets.batch_panel import BatchPanel
 from tracer.tui.widgets.context_strip import ContextStrip, engines_of
 from tracer.tui.widgets.key_bar import Key
@@ -160,12 +161,8 @@ class LiveScreen(FrameScreen):
         if not self.is_mounted or not self.waterfall.is_mounted:
             return
         listing.height = self.waterfall.visible_rows
-        snapshot = app.lens.snapshot(listing.query)
-        for _ in range(3):
-            if not listing.take(snapshot.requests, snapshot.total, snapshot.finished + snapshot.live):
-                break
-            snapshot = app.lens.snapshot(listing.query)
         first = self.snapshot is None
+        snapshot = self._moved_on() or self._asked()
         self.snapshot = snapshot
         self.waterfall.show(snapshot, self._waiting_text(snapshot), None if first else self.frame & 1)
         status, style = app.status_of(snapshot)
@@ -183,9 +180,27 @@ class LiveScreen(FrameScreen):
         if self.log_shown and app.engine_log is not None:
             self.log_pane.show(app.engine_log.lines, app.engine_log.path)
         self.key_bar.show(self.keys(), app.note)
-        if self.banner.show(notices_of(snapshot)):
+        if self.banner.show(app.notices(snapshot)):
             self.place()
         self.frame += 1
+
+    def _asked(self) -> Snapshot:
+        """A snapshot with the requests that the list wants."""
+        listing, lens = self.listing, self.tracer.lens
+        snapshot = lens.snapshot(listing.query)
+        for _ in range(3):
+            if not listing.take(snapshot.requests, snapshot.total, snapshot.finished + snapshot.live):
+                break
+            snapshot = lens.snapshot(listing.query)
+        return snapshot
+
+    def _moved_on(self) -> Snapshot | None:
+        """The last snapshot with the clock moved on, which will do for every other frame with many live requests in
+        sight: then only every other row moves, and what runs is told by its begin alone."""
+        last = self.snapshot
+        if last is None or not self.frame & 1 or self.tracer.lens.paused or not self.waterfall.interlaced:
+            return None
+        return replace(last, now=max(last.now, self.tracer.feed.now()))
 
     def redraw(self) -> None:
         """Draw everything now, slow parts included: the user did something."""

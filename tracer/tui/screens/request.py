@@ -15,7 +15,7 @@ from tracer.tui.listing import Query
 from tracer.tui.panel import Panel
 from tracer.tui.screens.base import FrameScreen, column, split
 from tracer.tui.theme import Look
-from tracer.tui.widgets.banner import Banner, notices_of
+from tracer.tui.widgets.banner import Banner
 from tracer.tui.widgets.context_strip import engines_of
 from tracer.tui.widgets.facts_card import DecodeCard, HoldingsCard, ShapesCard
 from tracer.tui.widgets.itl_card import ItlCard
@@ -157,7 +157,7 @@ class RequestScreen(FrameScreen):
             self.head.show(detail.view, snapshot.now, status, style)
         self.tabs.show(self.card, self.cards[self.card].note())
         self.key_bar.show(self.keys(), app.note)
-        if self.banner.show(notices_of(snapshot)):
+        if self.banner.show(app.notices(snapshot)):
             self.place()
         self.frame += 1
 

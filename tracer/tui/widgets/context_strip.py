@@ -12,9 +12,10 @@ from tracer.tui.theme import Look
 
 
 def engines_of(snapshot: Snapshot) -> list[EngineView]:
-    """The processes that run an engine, in order; front ends and workers left out."""
+    """The processes that run an engine, in order; front ends and workers, which may say the same facts, left out."""
     named = [engine for engine in snapshot.engines if engine.name]
-    return named or [engine for engine in snapshot.engines if engine.role == "engine"]
+    inner = [engine for engine in named if engine.role in ("engine", "core")]
+    return inner or named or [engine for engine in snapshot.engines if engine.role == "engine"]
 
 
 class ContextStrip(Canvas):

@@ -87,8 +87,8 @@ class DecodeCard(Panel):
             for index, (name, ms) in enumerate(items[begin : begin + per_row]):
                 line.fill_to(index * cells, look.text)
                 line.put(look.fill(part_stage(name)) + " ", look.stage(part_stage(name)))
-                line.put_text(name, look.dim, 9).put(figures.aligned_milliseconds(ms, 9), look.text)
-                line.put(f"{figures.percent(ms / total)}%".rjust(6), look.dim)
+                line.put_text(name, look.dim, 9).put(figures.aligned_milliseconds(ms, 8), look.text)
+                line.put(f"{figures.percent(ms / total)}%".rjust(5), look.dim)
             rows.append(line.end(look.text))
         return rows[:height]
 

@@ -34,7 +34,7 @@ class ItlCard(Panel):
         self.repaint()
 
     def title(self) -> str:
-        return "inter-token latency"
+        return "inter-token latency" if self.size.width >= 72 else "ITL"
 
     def note(self) -> list[Segment]:
         look = self.look

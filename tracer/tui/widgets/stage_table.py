@@ -69,7 +69,7 @@ class StageTable(Panel):
         names = 16 if width >= 64 else 10
         figures_cells, bound = _columns(width)
         bar_at = names
-        bar_cells = max(0, width - names - figures_cells - bound - 1)
+        bar_cells = max(0, width - names - figures_cells - bound - 2)
         bars = Bars(look, bar_cells)
         axis = axis_of(view, self.now, bar_cells, bars.unit, self.scale)
         bars = Bars(look, bar_cells, _grid(bar_cells, axis, look))

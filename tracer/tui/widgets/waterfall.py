@@ -26,7 +26,7 @@ from tracer.tui.theme import Look
 
 INTERLACED_FROM = 16
 """With more live requests in sight each row moves in every other frame: nobody sees it, and it halves the cost."""
-SORT_OF_COLUMN = {"id": "received", "prompt": "prompt", "out": "output", "ms": "e2e"}
+SORT_OF_COLUMN = {"id": "received", "prompt": "prompt", "out": "output", "phase": "phase", "ms": "e2e"}
 SHORT_NAMES = ("recv", "tmpl", "tok", "adm", "kv", "emb", "prefill", "head", "smp", "strm", "decode", "end")
 
 
@@ -91,6 +91,8 @@ class Waterfall(Panel):
         self.snapshot: Snapshot | None = None
         self.waiting_text: tuple[str, ...] = ()
         """What is said while there is no request to show."""
+        self.interlaced = False
+        """Whether so many live requests are in sight that each moves in every other frame only."""
         self._parity: int | None = None
         self._cache: dict[tuple[str, int], tuple[RequestView, tuple[object, ...], list[Segment]]] = {}
 
@@ -115,10 +117,11 @@ class Waterfall(Panel):
         """Draw a snapshot whose requests are those that the listing asked for. With `parity`, of many live requests
         only every other one moves in this frame."""
         self.snapshot = snapshot
-        self._parity = parity if sum(view.closed is None for view in self.listing.rows) > INTERLACED_FROM else None
+        self.interlaced = sum(view.closed is None for view in self.listing.rows) > INTERLACED_FROM
+        self._parity = parity if self.interlaced else None
         self.waiting_text = waiting_text
         rows = self.listing.rows
-        if rows:
+        if rows and self.size:
             latest = max(snapshot.now if view.closed is None else view.closed for view in rows)
             begins = sorted(view.received for view in rows)
             # Old stragglers must not squeeze everyone else: their bars begin before the page, with a mark.

@@ -336,8 +336,8 @@ def rates(engine: EngineFacts, kept: Kept) -> tuple[float, float, bool]:
     seconds = max(last - first, 1) / 1e9
     offered = int(((arrivals >= first) & (arrivals <= last)).sum()) / seconds
     served = int(((lookups > first) & (lookups <= last)).sum()) / seconds
-    # Overload: they came over most of the time in which they waited, and the queue was longest in the end.
-    lasting = seconds >= 0.4 * (kept.end - first) / 1e9 and seconds >= 2.0
+    # Overload: they came for long, or over most of the time in which they waited, and the queue was longest in the end.
+    lasting = seconds >= min(limit.SUSTAINED_S, max(2.0, 0.4 * (kept.end - first) / 1e9))
     begins = np.array([wait.begin for wait in kept.waits])
     ends = np.sort([wait.end for wait in kept.waits])
     lengths = np.arange(1, len(begins) + 1) - np.searchsorted(ends, begins, "right")

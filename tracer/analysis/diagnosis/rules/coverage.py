@@ -26,7 +26,17 @@ def coverage(case: Case) -> Sequence[Said]:
             "engine", "no engine's steps are in the trace: stages 4 to 9 and 11 are one",
             "with hooks in the engine's process", Stage.ADMISSION,
         ))  # fmt: skip
+    if evidence.lost_events:
+        said.append(CannotTell(
+            "losses", f"{evidence.lost_events:,} events were lost: requests that were alive then are told in part",
+            "again, with less else to do on this machine",
+        ))  # fmt: skip
     for engine in evidence.engines:
+        if engine.device.startswith("cpu") and len(engine.steps) >= limit.STEPS and not evidence.with_series:
+            said.append(CannotTell(
+                "cpu-oversubscription", "heartbeats were not kept over time: whether the CPU was there is not known",
+                "to a file, and diagnose that",
+            ))  # fmt: skip
         table = engine.steps
         if len(table) >= limit.STEPS and not (table.sampling >= 0).any():
             said.append(CannotTell(

@@ -165,17 +165,17 @@ def _ridge(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     if len(plain) < 4 * limit.STEPS:
         return []
     sizes, took = table.sizes[plain].astype(float), _work(table)[plain].astype(float)
-    low, high = np.percentile(sizes, [25, 85])
+    ordered = np.sort(sizes)
+    low, high = float(ordered[limit.STEPS]), float(ordered[-2 * limit.STEPS])
     if high < limit.CONTEXT_SPREAD * low:
         return []
     few, many = sizes <= low, sizes >= high
     short, long = median(took[few]), median(took[many])
-    grew, larger = long / max(short, 1.0), median(sizes[many]) / max(median(sizes[few]), 1.0)
-    if grew < limit.BATCH or long - short < limit.ITL_MS * NS_PER_MS or grew < limit.BATCH_PART * larger:
+    if long < limit.BATCH * short or long - short < limit.ITL_MS * NS_PER_MS:
         return []
-    _, fit = _line(sizes, took)
-    if fit < limit.CONTEXT_FIT:
-        return []
+    slope, fit = _line(sizes, took)
+    if fit < limit.CONTEXT_FIT or slope * median(sizes[many]) < limit.BATCH_PART * long:
+        return []  # most of the step is still the read of the weights
     hit = np.flatnonzero(sizes > low)
     excess = np.maximum(took[hit] - short, 0)
     begin, end = int(table.begin[plain[hit[0]]]), int(table.end[plain[hit[-1]]])

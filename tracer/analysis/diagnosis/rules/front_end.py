@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -62,18 +63,13 @@ def front_end(case: Case) -> Sequence[Said]:
 def saturated_core(case: Case) -> Sequence[Said]:
     """All front-end and streaming work together fill the core on which it runs, second after second."""
     evidence = case.evidence
-    begins, ends = _work(evidence)
-    if len(begins) < limit.STEPS:
+    at, work = _work(evidence)
+    count = int((evidence.now - evidence.began) // NS_PER_S)
+    if len(at) < limit.STEPS or count < limit.STARVED_BEATS:
         return []
-    seconds = np.arange(evidence.began, evidence.now, NS_PER_S)
-    if len(seconds) < limit.STARVED_BEATS:
-        return []
-    load = np.zeros(len(seconds))
-    for begin, end in zip(begins, ends, strict=True):
-        low, high = int((begin - evidence.began) // NS_PER_S), int((end - evidence.began) // NS_PER_S)
-        for second in range(max(low, 0), min(high, len(load) - 1) + 1):
-            start = evidence.began + second * NS_PER_S
-            load[second] += max(0, min(end, start + NS_PER_S) - max(begin, start)) / NS_PER_S
+    seconds = evidence.began + np.arange(count, dtype=np.int64) * NS_PER_S
+    places = np.clip((np.array(at, np.int64) - evidence.began) // NS_PER_S, 0, count - 1)
+    load = np.bincount(places, weights=np.array(work, float), minlength=count) / NS_PER_S
     full = load >= limit.FRONT_CORE
     stretch = spell(full, share=0.6)
     if stretch is None or stretch.hits < limit.STARVED_BEATS:
@@ -98,20 +94,19 @@ def saturated_core(case: Case) -> Sequence[Said]:
 
 
 def _work(evidence: Evidence) -> tuple[list[int], list[int]]:
-    """Begin and end of each piece of front-end work; that on chunks is laid where its progress was told."""
-    begins: list[int] = []
-    ends: list[int] = []
+    """(instant, ns) of each piece of front-end work; that on chunks is laid where its progress was told."""
+    at: list[int] = []
+    work: list[int] = []
     for request in evidence.requests:
         for begin, end in (
             (request.template_begin, request.template_end),
             (request.tokenise_begin, request.tokenise_end),
         ):
             if begin is not None and end is not None and end > begin:
-                begins.append(begin)
-                ends.append(end)
-        for before, send in zip(request.sends, request.sends[1:], strict=False):
-            work = send.work - before.work
-            if before.work >= 0 and work > 0:
-                begins.append(send.t - min(work, send.t - before.t))
-                ends.append(send.t)
-    return begins, ends
+                at.append(begin)
+                work.append(end - begin)
+        for before, send in pairwise(request.sends):
+            if before.work >= 0 and send.work > before.work:
+                at.append(send.t)
+                work.append(send.work - before.work)
+    return at, work

@@ -47,6 +47,9 @@ TEMPLATES: Final = (
 )  # fmt: skip
 """Turn markers of the common families. A model whose name says nothing known is not judged by it."""
 
+LOOKED: Final = 20
+"""Prompts at either end of a trace that are looked at before all are: a template that is wrong is wrong for most."""
+
 _LEADING: Final = re.compile(r"(<\|[^|<>\s]{1,40}\|>|<[a-z_]{1,20}>|\[[A-Z]{2,12}\])")
 """A special token as text."""
 _CHAT: Final = re.compile(r"chat|messages|responses|generate_chat")
@@ -82,8 +85,9 @@ def _named(model: str) -> Template | None:
 
 def has_doubled_bos(request: Asked) -> str | None:
     """The token that stands twice at the start, as text or ``token id n``; None when there is none."""
-    ids = ids_of(request)
-    if len(ids) >= 2 and ids[0] == ids[1]:
+    head = request.prompt_ids[:8]
+    if len(head) == 8 and head[:4] == head[4:]:
+        ids = ids_of(request)
         if request.prompt_text is None:
             # Without the text: a special token is rare beyond the start, a word that is said twice is not that low.
             return f"token id {int(ids[0])}" if int(ids[0]) <= 3 or int(ids[0]) >= 100_000 else None
@@ -91,7 +95,7 @@ def has_doubled_bos(request: Asked) -> str | None:
         if lead:
             return lead[0]  # the text may have it once: the tokeniser has added the other
         return f"token id {int(ids[0])}" if int(ids[0]) <= 3 else None
-    if not len(ids) and request.prompt_text is not None:
+    if not head and request.prompt_text is not None:
         lead = _leading(request.prompt_text)
         return lead[0] if len(lead) >= 2 and lead[0] == lead[1] else None
     return None
@@ -113,11 +117,11 @@ def lacks_generation_prompt(request: Asked) -> str | None:
     text = request.prompt_text
     if not text or not _CHAT.search(request.route):
         return None
-    roles = list(_ROLES.finditer(text))
     template = _template_of(text)
-    if template is None or not roles:
+    last = None if template is None else _ROLES.match(text, text.rfind(template.start))
+    if template is None or last is None:
         return None
-    role = next(group for group in roles[-1].groups() if group)
+    role = next(group for group in last.groups() if group)
     if role not in ("user", "tool", "system") or not text.rstrip().endswith(template.end):
         return None
     return template.answer
@@ -183,6 +187,8 @@ def _judge(
     told = [r for r in engine.requests if r.prompt_ids or r.prompt_text]
     if rule == NO_GENERATION:
         told = [r for r in told if _CHAT.search(r.route)]
+    if not any(test(request) is not None for request in (*told[:LOOKED], *told[-LOOKED:])):
+        return []
     hits = [(request, what) for request in told if (what := test(request)) is not None]
     if len({request.prompt_ids or request.prompt_text for request, _ in hits}) < limit.TEMPLATE_PROMPTS:
         return []

@@ -19,16 +19,8 @@ import msgspec
 import numpy as np
 
 from tracer.events import Step, unpack_u32
-from tracer.keyframes import AMENDED, shown_bytes
-from tracer.restored_requests import Columns, KeyframeError, Maker, Rows, check, summed
-from tracer.state.kv import BLOCKS_SHOWN, SLOTS, BlockMap
-from tracer.state.rates import ENTRIES, RateLog
-from tracer.state.requests import Request
-from tracer.state.source import Source
-from tracer.state.step_history import StepHistory
-from tracer.state.timers import TIMERS
-from tracer.state.trace_state import TraceState
-from tracer.state_records import (
+from tracer.keyframes.records import (
+    AMENDED,
     BatchRecord,
     BlocksRecord,
     HistoryRecord,
@@ -38,6 +30,15 @@ from tracer.state_records import (
     packed_version,
     unpacked,
 )
+from tracer.keyframes.requests import Columns, KeyframeError, Maker, Rows, check, summed
+from tracer.keyframes.rows import shown_bytes
+from tracer.state.kv import BLOCKS_SHOWN, SLOTS, BlockMap
+from tracer.state.rates import ENTRIES, RateLog
+from tracer.state.requests import Request
+from tracer.state.source import Source
+from tracer.state.step_history import StepHistory
+from tracer.state.timers import TIMERS
+from tracer.state.trace_state import TraceState
 
 LONGEST_CHAIN: Final = 1_000
 MOST_STEPS: Final = 1 << 20
@@ -160,7 +161,7 @@ class _Restoration:
         table.dropped_incomplete, table.over_incomplete = last.dropped_incomplete, last.over_incomplete
         table._texts, table._tokens = last.texts, last.tokens
 
-    # --- sources --------------------------------------------------------------------------------------------------------
+    # --- sources ------------------------------------------------------------------------------------------------------
 
     def _source(self, record: SourceRecord, history: list[Step]) -> Source:
         check(record.name not in self._state.sources, "a source is told twice")

@@ -34,9 +34,9 @@ CACHES: Final = frozenset({"version", "cached_view", "cached_version", "front", 
 
 EARLY: Final = frozenset({
     "first_seen", "id", "keys", "names", "ids", "received", "receive_end", "template_begin", "template_end",
-    "tokenise_begin", "tokenise_end", "admission_begin", "route", "client_id", "tenant", "model", "messages", "logprobs",
-    "streaming", "offline", "body_bytes", "engine", "queued", "lookup", "scheduled", "prompt_tokens", "cached_tokens",
-    "max_tokens", "prompt_text", "prompt_chars", "prompt_ids",
+    "tokenise_begin", "tokenise_end", "admission_begin", "route", "client_id", "tenant", "model", "messages",
+    "logprobs", "streaming", "offline", "body_bytes", "engine", "queued", "lookup", "scheduled", "prompt_tokens",
+    "cached_tokens", "max_tokens", "prompt_text", "prompt_chars", "prompt_ids",
 })  # fmt: skip
 """Fields that rarely change once a request runs."""
 
@@ -52,6 +52,10 @@ INSTANTS: Final = (
     "queued", "lookup", "scheduled", "first_token", "stream_end", "finished", "released", "closed", "over",
 )  # fmt: skip
 """Order in which instants usually follow one another."""
+
+
+AMENDED: Final = ("embed", "layers", "head", "logits", "sampled", "timing")
+"""What device times that come later change in a step."""
 
 
 class BlocksRecord(msgspec.Struct, array_like=True):
@@ -142,8 +146,8 @@ class RateRecord(msgspec.Struct, array_like=True):
 
 
 class TimerRecord(msgspec.Struct, array_like=True):
-    """`WindowedTimer`, all its counts in one row: packed u32 `places` that changed (differences) and packed i64 `counts`
-    there."""
+    """`WindowedTimer`, all its counts in one row: packed u32 `places` that changed (differences), and packed i64
+    `counts` there."""
 
     heads: list[int]
     places: bytes
@@ -284,7 +288,7 @@ def state_version() -> str:
                    early_record(), late_record(), steps_record()):  # fmt: skip
         for field in msgspec.structs.fields(record):
             digest.update(f"{field.name}:{field.type}".encode())
-    here = Path(__file__).parent
+    here = Path(__file__).parent.parent
     for source in [here / "events.py", *sorted((here / "state").glob("*.py"))]:
         try:
             digest.update(source.read_bytes())

@@ -20,11 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.events import unpack_u32
-from tracer.state.decode import DECODE_PARTS
-from tracer.state.request_table import _shorten as shorten
-from tracer.state.requests import Request, Settled
-from tracer.state.source import Source
-from tracer.state_records import (
+from tracer.keyframes.records import (
     CACHES,
     HistoryRecord,
     Keyframe,
@@ -36,6 +32,10 @@ from tracer.state_records import (
     steps_record,
     unpacked,
 )
+from tracer.state.decode import DECODE_PARTS
+from tracer.state.request_table import _shorten as shorten
+from tracer.state.requests import Request, Settled
+from tracer.state.source import Source
 
 Ints = npt.NDArray[np.int64]
 Row = tuple[Any, ...]
@@ -164,7 +164,8 @@ class Maker:
         early, late, steps = map(columns_of, ("early", "late", "steps"))
         self._caches = [field.default for field in fields(Request) if field.name in CACHES]
         self._names = ("serial", "batch", "settled", *early, *late, *steps, *_cache_names())
-        self._first_seen, self._id, self._ids, self._received = map(early.index, ("first_seen", "id", "ids", "received"))
+        places = map(early.index, ("first_seen", "id", "ids", "received"))
+        self._first_seen, self._id, self._ids, self._received = places
         self._finding = itemgetter(*map(early.index, ("first_seen", "keys", "names", "ids")))
         self._over = late.index("over")
 

@@ -1,0 +1,51 @@
+"""Blocks of vLLM's pool, as gauges: used, reusable, free.
+
+The pool itself only knows which blocks nobody holds. Those of them that hold a reusable prefix are counted here as they
+come and go, from the pool's own calls; nothing is walked in a step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class BlockGauge:
+    """The gauges of one block pool. `cached` blocks hold a prefix and belong to nobody, -1 when they are not followed;
+    `evicted` prefixes were dropped so far."""
+
+    def __init__(self, pool: Any) -> None:
+        self.pool = pool
+        self.evicted = 0
+        self.cached = 0
+        if pool.enable_caching:
+            self.cached = sum(1 for block in pool.blocks if block.ref_cnt == 0 and block.block_hash is not None)
+
+    def counts(self) -> tuple[int, int, int]:
+        """(used, cached, free) blocks; the null block belongs to none of them."""
+        available = self.pool.get_num_free_blocks()
+        used = self.pool.num_gpu_blocks - 1 - available
+        if self.cached < 0:
+            return used, -1, available
+        return used, self.cached, available - self.cached
+
+    def kept(self, blocks: list[Any]) -> None:
+        """Blocks were given back behind the others, because they hold a reusable prefix."""
+        if self.cached >= 0:
+            self.cached += sum(1 for block in blocks if block.block_hash is not None)
+
+    def taken(self, block: Any) -> None:
+        """A block that was free is shared by a request again."""
+        if self.cached > 0 and block.block_hash is not None:
+            self.cached -= 1
+
+    def dropped(self, block: Any) -> None:
+        """A block lost its prefix."""
+        self.evicted += 1
+        if self.cached > 0 and block.ref_cnt == 0:
+            self.cached -= 1
+
+    def emptied(self) -> None:
+        """The prefix cache was reset."""
+        if self.cached > 0:
+            self.evicted += self.cached
+            self.cached = 0

@@ -1,0 +1,297 @@
+"""A state made of keyframes is the state that was folded, and goes on like it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.recording.story import fold, plain
+from tests.state.test_properties import hostile
+from tests.state.traces import simulate
+from tracer.events import AnyEvent, Event, Gap, SourceGone, Step
+from tracer.intake import Delivery
+from tracer.keyframes.keyframer import Keyframer
+from tracer.keyframes.records import Keyframe, columns_of, state_version
+from tracer.keyframes.requests import KeyframeError, SleepingRequest
+from tracer.keyframes.restore import restore, usable
+from tracer.state.kv import BlockMap
+from tracer.state.rates import RateLog
+from tracer.state.request_table import RequestTable
+from tracer.state.requests import Settled
+from tracer.state.source import Source
+from tracer.state.step_history import StepHistory
+from tracer.state.steps import Batch
+from tracer.state.timers import Timers
+from tracer.state.trace_state import TraceState
+
+few = settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+"""Without shrinking: an example takes long, and names its seed."""
+
+
+class Tape:
+    """Deliveries in blocks, a keyframe after each, as a recorder makes them."""
+
+    def __init__(self, parts: list[list[Delivery]], *, keep_steps: int, keep_finished: int, chain: int) -> None:
+        self.parts = parts
+        self.keyframer = Keyframer(TraceState(keep_steps=keep_steps, keep_finished=keep_finished), chain=chain)
+        self.chains: list[list[bytes]] = []
+        self.digests: list[str] = []
+        live = TraceState(keep_steps=keep_steps, keep_finished=keep_finished)
+        for number, part in enumerate(parts):
+            self.keyframer.take(number, part)
+            fold(part, live)
+            content, is_base = self.keyframer.make(number, {"engine": number})
+            self.chains.append([content] if is_base else [*self.chains[-1], content])
+            self.digests.append(live.digest())
+        self.live = live
+
+    def steps_of(self, number: int) -> dict[str, list[Step]]:
+        """What a reader finds in a block."""
+        steps: dict[str, list[Step]] = {}
+        for delivery in self.parts[number]:
+            for event in delivery.events:
+                if type(event) is Step:
+                    steps.setdefault(delivery.source, []).append(event)
+        return steps
+
+    def restored(self, number: int) -> TraceState:
+        """The state after block `number`, from keyframes."""
+        return restore(self.chains[number], self.steps_of)[0]
+
+
+def tape(seed: int, events: list[tuple[str, Event]], headers: list, *, blocks: int = 8, **options: int) -> Tape:
+    pick = random.Random(seed)
+    cuts = sorted(pick.randrange(len(events) + 1) for _ in range(blocks - 1))
+    parts = [
+        [Delivery(source, None, [event]) for source, event in events[begin:end]]
+        for begin, end in zip([0, *cuts], [*cuts, len(events)], strict=True)
+    ]
+    parts[0][:0] = [Delivery(header.source, header) for header in headers]
+    return Tape(parts, **{"keep_steps": 4096, "keep_finished": 2000, "chain": 5, **options})
+
+
+@few
+@given(
+    st.integers(0, 1 << 32),
+    st.sampled_from([40, 100, 4096]),
+    st.sampled_from([3, 2000]),
+    st.sampled_from([1, 3, 30]),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+def test_a_state_from_keyframes_is_the_one_that_was_folded_and_goes_on_like_it(
+    seed: int, keep_steps: int, keep_finished: int, chain: int, split: bool, device: bool, offline: bool
+) -> None:
+    trace = simulate(seed % 10_000, requests=9, split=split, device=device, offline=offline, blocks=60)
+    events = list(plain(trace.events))
+    made = tape(seed, events, trace.headers, keep_steps=keep_steps, keep_finished=keep_finished, chain=chain)
+    for number, digest in enumerate(made.digests):
+        assert made.restored(number).digest() == digest
+    number = seed % len(made.parts)
+    state = made.restored(number)
+    for part in made.parts[number + 1 :]:
+        fold(part, state)
+    assert state.digest() == made.digests[-1]
+    mine, live = state.snapshot(), made.live.snapshot()
+    assert list(mine.steps) == list(live.steps)
+    assert replace(mine, steps=()) == replace(live, steps=())
+    for request_id in state.request_ids():
+        assert state.detail(request_id) == made.live.detail(request_id)
+
+
+@few
+@given(st.integers(0, 1 << 32), st.floats(0, 0.4))
+def test_losses_and_ends_are_in_keyframes_too(seed: int, loss: float) -> None:
+    pick = random.Random(seed)
+    trace = simulate(seed % 10_000, requests=10, split=True)
+    events: list[tuple[str, Event]] = []
+    for source, event in plain(trace.events):
+        if pick.random() < loss:
+            events.append((source, Gap(event.t, 1)))
+        else:
+            events.append((source, event))
+        if pick.random() < 0.005:
+            events.append((source, SourceGone(event.t, "hung up")))
+    made = tape(seed, events, trace.headers, keep_steps=60)
+    for number, digest in enumerate(made.digests):
+        assert made.restored(number).digest() == digest
+
+
+@settings(max_examples=60, deadline=None, phases=few.phases)
+@given(hostile, st.integers(0, 1 << 32))
+def test_what_hostile_events_leave_behind_is_told_or_refused(events: list[tuple[str, Event]], seed: int) -> None:
+    sane = [pair for pair in events if encodable(pair[1])]
+    if not sane:
+        return
+    pick = random.Random(seed)
+    cut = pick.randrange(len(sane))
+    keyframer = Keyframer(TraceState(keep_steps=4, keep_finished=3))
+    parts = [[Delivery(source, None, [event]) for source, event in part] for part in (sane[:cut], sane[cut:])]
+    chain = []
+    for number, part in enumerate(parts):
+        keyframer.take(number, part)
+        try:
+            chain.append(keyframer.make(number, {})[0])
+        except (ValueError, OverflowError, TypeError, KeyError):
+            return  # numbers that no engine has: a recorder goes on without keyframes
+    try:
+        state, _ = restore(chain, lambda number: _steps_in(parts[number]))
+    except KeyframeError:
+        return
+    assert state.digest() == keyframer.state.digest()
+    state.snapshot()
+
+
+def _steps_in(part: list[Delivery]) -> dict[str, list[Step]]:
+    steps: dict[str, list[Step]] = {}
+    for delivery in part:
+        steps.setdefault(delivery.source, []).extend(e for e in delivery.events if type(e) is Step)
+    return steps
+
+
+def encodable(event: Event) -> bool:
+    try:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=AnyEvent)
+    except (UnicodeEncodeError, OverflowError):
+        return False
+    return True
+
+
+def mutate(value: object, pick: random.Random) -> object:
+    """Something else of the same kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return pick.choice([0, -1, value + 1, value - 1, 1 << 31, (1 << 63) - 1, -(1 << 63)])
+    if isinstance(value, bytes):
+        return pick.choice([b"", value[: len(value) // 2], value + b"\xff" * 8, bytes(len(value)), value[::-1]])
+    if isinstance(value, str):
+        return pick.choice(["", "engine", value + "x"])
+    if isinstance(value, list) and value:
+        copy = list(value)
+        place = pick.randrange(len(copy))
+        copy[place] = mutate(copy[place], pick)
+        return pick.choice([copy, copy[:-1], copy + copy[-1:]])
+    if isinstance(value, dict) and value:
+        key = pick.choice(list(value))
+        return {**value, key: mutate(value[key], pick)}
+    return value
+
+
+@settings(max_examples=150, deadline=None, phases=few.phases)
+@given(st.integers(0, 1 << 32))
+def test_a_made_up_keyframe_is_refused_or_harmless(seed: int) -> None:
+    """Checksums hold nobody off who means it: whatever is decoded may be shown without an exception."""
+    from tracer.keyframes import records
+
+    pick = random.Random(seed)
+    made = _some_tape()
+    number = pick.randrange(len(made.chains))
+    chain = list(made.chains[number])
+    place = pick.randrange(len(chain))
+    keyframe = msgspec.msgpack.decode(chain[place])
+    packed = {3: None, 7: 1, 8: 1, 9: 1}  # present; early, late and steps: packed once more
+    which = pick.choice([*range(1, len(keyframe)), 3, 3, 7, 8, 9, 9])
+    if which in packed:
+        holder = keyframe[which] if packed[which] is None else keyframe[which][1]
+        inner = msgspec.msgpack.decode(records.unpacked(records.Packed(*holder)))
+        changed = records.packed(mutate(inner, pick))
+        holder[:] = [changed.size, changed.frame]
+    else:
+        keyframe[which] = mutate(keyframe[which], pick)
+    chain[place] = msgspec.msgpack.encode(keyframe)
+    try:
+        state, _ = restore(chain, made.steps_of)
+    except KeyframeError:
+        return
+    snapshot = state.snapshot(sort="itl")
+    for view in snapshot.requests:
+        state.detail(view.id)
+    list(snapshot.steps)
+    for part in made.parts[number + 1 :]:
+        fold(part, state)
+    for view in state.snapshot().requests:
+        state.detail(view.id)
+
+
+_tapes: list[Tape] = []
+
+
+def _some_tape() -> Tape:
+    if not _tapes:
+        trace = simulate(3, requests=14, split=True, blocks=60)
+        _tapes.append(tape(3, list(plain(trace.events)), trace.headers, keep_steps=60, chain=4))
+    return _tapes[0]
+
+
+def test_requests_that_are_over_sleep_until_someone_looks() -> None:
+    made = _some_tape()
+    state = made.restored(len(made.parts) - 1)
+    over = list(state.requests.over.values())
+    assert over and all(type(request) is SleepingRequest for request in over if request.serial)
+    state.snapshot(limit=1)
+    awake = [request for request in over if type(request) is not SleepingRequest]
+    assert [request.serial for request in awake] == [state.requests.order[0].serial]
+    over[-1].incomplete = True
+    assert over[-1].incomplete and over[-1].over is not None and type(over[-1]) is not SleepingRequest
+
+
+def test_a_keyframe_of_another_version_is_not_used() -> None:
+    content = _some_tape().chains[0][0]
+    assert usable(content)
+    keyframe = msgspec.msgpack.decode(content, type=Keyframe)
+    keyframe.version = "0" * len(state_version())
+    assert not usable(msgspec.msgpack.encode(keyframe))
+    assert not usable(b"") and not usable(b"\x93")
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00", b"\x90", b"\xc1", b"\x9d" + bytes(20), b"\xdd\xff\xff\xff\xff"])
+def test_what_is_no_keyframe_is_refused_in_words(content: bytes) -> None:
+    with pytest.raises(KeyframeError, match="."):
+        restore([content], lambda number: {})
+
+
+KNOWN = {
+    TraceState: {
+        "now", "began", "unknown", "sources", "requests", "timers", "received", "scheduled", "produced",
+        "received_total", "_keep_steps", "_listing", "_coverage", "_handlers",
+    },
+    RequestTable: {
+        "order", "live", "over", "finished_total", "dropped_incomplete", "over_incomplete", "changes", "_keep",
+        "_related", "_exchanged", "_forgotten", "_by_key", "_by_name", "_by_id", "_serial", "_texts", "_tokens",
+        "_weighty",
+    },
+    Source: {
+        "name", "batch", "header", "engine", "coverage", "status", "reason", "gone", "missing", "faults", "beat",
+        "beat_before", "gauges", "preempted", "evicted", "blocks", "last_step_end", "_facts",
+    },
+    Batch: {
+        "history", "members", "loose", "doubtful", "steady", "last", "expected", "count", "produced", "_keep",
+        "_member", "_first_token", "_itl", "_unsettled", "_recent", "_left",
+    },
+    StepHistory: {
+        "base", "steps", "tokens", "sizes", "prefills", "index_of", "_sums", "_sum_before", "_before",
+    },
+    BlockMap: {"_bytes", "_holders", "_held", "_slots", "_free_slots", "_cached"},
+    RateLog: {"_times", "_sums", "_dropped"},
+    Timers: {"_timers"},
+}  # fmt: skip
+"""Attributes that keyframes tell, or that follow from what they tell."""
+
+
+def test_nothing_of_the_state_is_unknown_to_keyframes() -> None:
+    """A new attribute needs a place in `tracer.keyframes`, or a word here that it needs none."""
+    state = fold([*_some_tape().parts[0], *_some_tape().parts[1]])
+    source = next(iter(state.sources.values()))
+    parts = [state, state.requests, source, source.batch, source.batch.history, source.blocks, state.received,
+             state.timers]  # fmt: skip
+    for part in parts:
+        assert set(vars(part)) == KNOWN[type(part)], type(part)
+    assert set(Settled.__slots__) == {"count", "last", "times", "batches", "parts", "step", "token", "end"}
+    assert all(columns_of(group) for group in ("early", "late", "steps"))

@@ -1,0 +1,185 @@
+"""The parts of a state as rows and records: what a keyframe is made of."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, replace
+from operator import attrgetter
+from typing import Any, Final
+
+import numpy as np
+
+from tracer.events import Step, pack_u32
+from tracer.keyframes.records import CACHES, BlocksRecord, Told, columns_of, instants_of, packed
+from tracer.state.kv import CACHED, FIRST_SLOT, FREE, BlockMap
+from tracer.state.request_table import _shorten as shorten
+from tracer.state.requests import Pass, Preemption, Request
+from tracer.state.step_history import StepHistory
+
+Row = tuple[Any, ...]
+Rows = list[tuple[Request, Row]]
+"""Requests, and what is to be told of each."""
+
+_KEPT_OF_STEPS: Final = (
+    "scheduled", "launched", "embed", "layers", "head", "logits", "sampled", "token", "end", "batch", "tokens",
+    "timing", "graph",
+)  # fmt: skip
+
+def told(rows: Rows, record: Any, told: Iterable[list[Any]]) -> Told:
+    """Rows as columns, with whose they are."""
+    columns = [list(column) for column in zip(*told, strict=True)] or [[] for _ in record.__struct_fields__]
+    return Told(pack_u32(request.serial for request, _ in rows), packed(record(*columns)))
+
+
+def early_rows(rows: Rows) -> Iterator[list[Any]]:
+    """See `early_record`."""
+    names = columns_of("early")
+    seen, shown, known, shown_before = map(names.index, ("first_seen", "id", "names", "ids"))
+    before = 0
+    for _, values in rows:
+        row = list(values)
+        first_seen = row[seen]
+        row[seen], before = first_seen - before, first_seen
+        make_relative(row, instants_of("early"), first_seen)
+        row[shown] = "" if row[shown_before][-1:] == [row[shown]] else row[shown]
+        short = shorten(row[known][0]) if row[known] else ""
+        row[shown_before] = ["" if name == short else name for name in row[shown_before]]
+        yield row
+
+
+def late_rows(rows: Rows) -> Iterator[list[Any]]:
+    """See `late_record`."""
+    for request, values in rows:
+        row = list(values)
+        make_relative(row, instants_of("late"), request.first_seen)
+        yield row
+
+
+def make_relative(row: list[Any], places: Iterable[int], origin: int) -> None:
+    """Make the instants in a row differences, each from the one before it that is known."""
+    for place in places:
+        instant = row[place]
+        if instant is not None:
+            row[place], origin = instant - origin, instant
+
+
+def mark(request: Request) -> Row:
+    """What tells that a finished request has changed since it was looked at last. Lists only grow, or their items age:
+    a step that leaves the history is put in place of its index."""
+    settled = request.settled
+    aged = 0
+    for part in (*request.passes, *request.redo):
+        aged += not isinstance(part.step, int)
+    return (
+        _plain_of()(request), settled.count, len(settled.times), len(request.spans), len(request.passes),
+        len(request.redo), len(request.output), aged,
+    )  # fmt: skip
+
+
+@functools.cache
+def _plain_of() -> Callable[[Request], Row]:
+    """The fields of a request that hold a number or a word, `version` included."""
+    lists = {field.name for field in fields(Request) if field.default_factory is not MISSING}
+    return attrgetter(*[field.name for field in fields(Request) if field.name not in lists | (CACHES - {"version"})])
+
+
+def frozen(values: Row) -> Row:
+    """Values of which the lists are no longer the request's own, so that a later change is seen."""
+    return tuple([[_still(item) for item in value] if type(value) is list else value for value in values])
+
+
+def _still(item: Any) -> Any:
+    return replace(item) if type(item) is Preemption else item
+
+
+def slim(part: Pass) -> Pass:
+    """A pass whose step, if it is told itself, is without members, blocks and gauges: nobody reads them there."""
+    if isinstance(part.step, int):
+        return part
+    step = part.step
+    instants = {name: getattr(step, name) for name in _KEPT_OF_STEPS}
+    return part._replace(step=Step(step.t, step.n, **instants))
+
+
+def moves(before: list[int], after: list[int]) -> tuple[list[int], list[int]]:
+    """Who came to the end of `before`, in order, and who left it, so that it becomes `after`."""
+    known = set(before)
+    kept = len(after)
+    while kept and after[kept - 1] not in known:
+        kept -= 1
+    staying = set(after[:kept])
+    if [serial for serial in before if serial in staying] != after[:kept]:
+        return after, before  # someone left and came back in between: tell all of it
+    return after[kept:], [serial for serial in before if serial not in staying]
+
+
+def blocks_record(blocks: BlockMap) -> BlocksRecord:
+    held: list[int] = []
+    tables: list[int] = []
+    holders: dict[int, int] = {}
+    for serial, ids in blocks._held.items():
+        held += (serial, len(ids))
+        tables += ids
+        holders.update(dict.fromkeys(ids, 1))
+    shared = [
+        value for block in sorted(holders.keys() | blocks._holders.keys())
+        if (count := blocks._holders.get(block, 0)) != holders.get(block, 0)
+        for value in (block, count)
+    ]  # fmt: skip
+    size = len(blocks._bytes)
+    shown = shown_bytes(size, blocks._held, blocks._slots, blocks._cached)
+    differ = np.flatnonzero(np.frombuffer(shown, np.uint8) != np.frombuffer(blocks._bytes, np.uint8)).tolist()
+    return BlocksRecord(
+        size=size,
+        held=pack_u32(held),
+        tables=np.diff(np.asarray(tables, "<u4"), prepend=np.uint32(0)).astype("<u4").tobytes(),
+        shared=pack_u32(shared),
+        slots=pack_u32(value for pair in blocks._slots.items() for value in pair),
+        free_slots=pack_u32(blocks._free_slots),
+        cached=pack_u32(blocks._cached),
+        other=pack_u32(value for block in differ for value in (block, blocks._bytes[block])),
+    )
+
+
+def shown_bytes(
+    size: int, held: Mapping[int, Sequence[int]], slots: Mapping[int, int], cached: Iterable[int]
+) -> bytearray:
+    """What a map of `size` blocks shows by who holds them and which are cached. Blocks must be below `size`."""
+    shown = bytearray([FREE]) * size
+    for block in cached:
+        shown[block] = CACHED
+    for serial, ids in held.items():
+        byte = FIRST_SLOT + slots.get(serial, 0)
+        for block in ids:
+            shown[block] = byte
+    return shown
+
+
+def numbers(history: StepHistory) -> bytes | None:
+    """Where the index by step number is not what the steps give: the numbers that are in it."""
+    plain = {step.n: index for index, step in enumerate(history.steps, history.base)}
+    if plain == history.index_of:
+        return None
+    return packed_ints([value for pair in history.index_of.items() for value in pair])
+
+
+def by_block(places: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:
+    """Places of steps, by block."""
+    blocks: dict[int, list[int]] = {}
+    for block, place in places:
+        blocks.setdefault(block, []).append(place)
+    return [(block, pack_u32(found)) for block, found in blocks.items()]
+
+
+def pairs(table: Mapping[int, Request]) -> bytes:
+    return pack_u32(value for key, request in table.items() for value in (key, request.serial))
+
+
+def packed_ints(values: Sequence[int]) -> bytes:
+    return np.asarray(values, "<i8").tobytes()
+
+
+def differences(values: Sequence[int]) -> bytes:
+    """Packed i64: each value less the one before it."""
+    return np.diff(np.asarray(values, np.int64), prepend=np.int64(0)).astype("<i8").tobytes()

@@ -1,0 +1,217 @@
+"""Commands that look at what is over: record, replay, diagnose, budget.
+
+`add_commands` puts them on the command line beside the live ones of `tracer.cli`. What goes wrong is one of
+`TraceFileError`, `AnalysisError` and `TargetError`, each a sentence for the user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tracer.recording import Recorder
+    from tracer.state.trace_state import TraceState
+    from tracer.trace_file import TraceFile
+
+Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
+"""``command(name, function, examples)`` adds one command and returns its parser."""
+
+
+def is_trace(target: str) -> bool:
+    """Whether a target names a file, not a process: a path that is a regular file, or one that looks like it."""
+    return Path(target).is_file() or target.endswith(".trace")
+
+
+def state_of(target: str) -> TraceState:
+    """The state that a trace file tells at its end, or that a live target tells now.
+
+    Raises TraceFileError, TargetError or OSError.
+    """
+    import asyncio
+
+    if is_trace(target):
+        from tracer.replay import load
+
+        return load(target)
+    from tracer.follow import watch_for
+    from tracer.targets import LOOK_S, TargetError, choose, find_targets
+
+    state = asyncio.run(watch_for(choose(find_targets(), target).sources(), LOOK_S))
+    if not state.sources:
+        raise TargetError(f"{target} did not tell anything within {LOOK_S:g} s")
+    return state
+
+
+def new_recorder(path: Path, with_text: bool) -> Recorder:
+    """A recorder that says on stderr when it can write no more. Raises TraceFileError."""
+    from tracer.keyframes.keyframer import Keyframer
+    from tracer.recording import Recorder
+
+    def say(error: str) -> None:
+        print(f"tracer: {error}", file=sys.stderr)
+
+    return Recorder(path, with_text=with_text, keyframes=Keyframer(), on_error=say)
+
+
+def record(options: argparse.Namespace) -> int:
+    """Record what an engine does, until Ctrl-C or for some seconds."""
+    import asyncio
+
+    from tracer.bus import Bus
+    from tracer.targets import choose, find_targets
+
+    target = choose(find_targets(), options.target)
+    recorder = new_recorder(options.output, options.with_text)
+    bus = Bus()
+    for source in target.sources():
+        bus.add(source)
+
+    async def main() -> None:
+        writing = asyncio.create_task(recorder.run(bus.subscribe()))
+        carrying = asyncio.create_task(bus.run())
+        waiting = {writing, carrying}
+        try:
+            await asyncio.wait(waiting, timeout=options.seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    print(f"tracer: recording {target.name} to {options.output}; Ctrl-C ends it", file=sys.stderr)
+    try:
+        asyncio.run(main())
+    except KeyboardInterrupt:
+        recorder.close()
+    print(f"tracer: {recorder.events:,} events, {recorder.size:,} bytes in {options.output}", file=sys.stderr)
+    return 2 if recorder.error else 0
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Show a recorded trace in the same screens."""
+    from tracer.player import Player
+    from tracer.screen import show_feed
+
+    player = Player.open(options.file, speed=options.speed, loop=options.loop, paused=options.paused)
+    try:
+        if options.at:
+            player.seek(_instant(options.at, player.trace))
+        return show_feed(player, Path(options.file).name, mode="replay")
+    finally:
+        player.close()
+
+
+def diagnose(options: argparse.Namespace) -> int:
+    """Name the stage that makes a trace slow, with the evidence."""
+    import json
+
+    from tracer.analysis.diagnosis import command
+    from tracer.export.diagnosis_text import diagnosis_text
+
+    answer = command.run(options, state_of)
+    if options.json:
+        print(json.dumps(answer.diagnosis.to_document(), indent=2))
+    else:
+        print(diagnosis_text(answer.diagnosis, width=_width(), unicode=_unicode()).rstrip("\n"))
+    return answer.code
+
+
+def budget(options: argparse.Namespace) -> int:
+    """What the twelve stages must take, by model, device and load."""
+    import json
+
+    from tracer.export.budget_text import budget_main
+
+    text, document = budget_main(options, width=_width(), unicode=_unicode())
+    print(json.dumps(document, indent=2) if options.json else text.rstrip("\n"))
+    return 0
+
+
+def _instant(text: str, trace: TraceFile) -> int:
+    """``30`` or ``1:30`` (since the begin) or ``50%`` as ns of the trace's clock. Raises TargetError."""
+    try:
+        if text.endswith("%"):
+            return int(trace.begin + (trace.end - trace.begin) * min(100.0, max(0.0, float(text[:-1]))) / 100)
+        seconds = 0.0
+        for part in text.split(":"):
+            seconds = seconds * 60 + float(part)
+        return int(trace.begin + seconds * 1e9)
+    except (ValueError, OverflowError):
+        from tracer.targets import TargetError
+
+        raise TargetError(f"{text!r} is no time: use 90, 1:30 or 50%") from None
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
+
+
+def _unicode() -> bool:
+    try:
+        "▏█░…·".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return os.environ.get("TERM") != "dumb" or not sys.stdout.isatty()
+
+
+def _speed(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.1 <= value <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is no speed between 0.1 and 100")
+    return value
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e7:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value
+
+
+def add_commands(command: Command, wanted: str) -> None:
+    """Put the commands of this module on the command line; only `wanted` one gets all its arguments, since those of the
+    analyses need numpy to be told."""
+    one = command("record", record,
+        "  tracer record 4711 -o slow.trace\n"
+        "  tracer record vllm -o slow.trace --seconds 300 --with-text")  # fmt: skip
+    one.add_argument("target", metavar="TARGET", help="a pid, a name as in tracer attach --list, or a socket")
+    one.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
+    one.add_argument("--seconds", type=_positive, metavar="N", help="end after N seconds")
+    one.add_argument("--with-text", action="store_true", help="record prompts and outputs too")
+
+    one = command("replay", replay,
+        "  tracer replay slow.trace\n"
+        "  tracer replay slow.trace --speed 10 --at 1:30")  # fmt: skip
+    one.add_argument("file", metavar="FILE", help="a recorded trace")
+    one.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="0.1 to 100 times the real pace")
+    one.add_argument("--at", metavar="TIME", help="where to begin: 90, 1:30 or 50%%")
+    one.add_argument("--loop", action="store_true", help="begin again at the end")
+    one.add_argument("--paused", action="store_true", help="wait for the key p")
+
+    one = command("diagnose", diagnose,
+        "  tracer diagnose slow.trace\n"
+        "  tracer diagnose slow.trace --baseline good.trace --fail-on admission")  # fmt: skip
+    if wanted == "diagnose":
+        from tracer.analysis.diagnosis.command import add_arguments
+
+        add_arguments(one)
+
+    one = command("budget", budget,
+        "  tracer budget --model llama-3.1-8b --device h100-sxm --prompt 2000 --output 300\n"
+        "  tracer budget --model ./my-model --device cpu --batch 8 --json")  # fmt: skip
+    if wanted == "budget":
+        from tracer.analysis.options import add_arguments as add_budget_arguments
+
+        add_budget_arguments(one)
+        one.add_argument("--json", action="store_true", help="as JSON on stdout")
