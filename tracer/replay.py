@@ -21,7 +21,7 @@ from tracer.frames import SequenceCheck
 from tracer.intake import Delivery
 from tracer.keyframes.keyframer import Keyframer
 from tracer.keyframes.requests import KeyframeError
-from tracer.keyframes.restore import restore, usable, without_collections
+from tracer.keyframes.restore import StepsLostError, restore, usable, without_collections
 from tracer.recording import KEYFRAME_NS
 from tracer.state.trace_state import TraceState
 from tracer.trace_file import TraceFile
@@ -130,6 +130,8 @@ class KeyframeIndex:
             last = keyframes[begin + len(chain) - 1]
             try:
                 return self._restored(chain, bisect_right(self._numbers, last.number))
+            except StepsLostError as error:  # those before the damage do not need what was lost there
+                place = min(place - 1, bisect_right(keyframes, error.number, key=lambda block: block.number))
             except KeyframeError as error:
                 # One that contradicts itself was not made by us: none of them is believed.
                 self.trace.problems.append(f"has a keyframe that cannot be used ({error}); seeking takes longer")
@@ -145,7 +147,7 @@ class KeyframeIndex:
         while not self._own[begin].base:
             begin -= 1
         chain = [unpack(made.packed, made.size) for made in self._own[begin:place]]
-        with contextlib.suppress(KeyframeError):  # a defect of ours: slower, not wrong
+        with contextlib.suppress(KeyframeError, StepsLostError):  # a defect of ours: slower, not wrong
             return self._restored(chain, self._own[place - 1].block)
         return None
 
@@ -158,8 +160,11 @@ class KeyframeIndex:
         return Place(state, block, checks)
 
     def _steps_in(self, number: int) -> dict[str, list[Step]]:
+        block = self._by_number.get(number)
+        if block is None or self.trace.content(block) is None:
+            raise StepsLostError(number)
         steps: dict[str, list[Step]] = {}
-        for delivery in self.trace.read(self._by_number[number]):
+        for delivery in self.trace.read(block):
             found = [event for event in delivery.events if type(event) is Step]
             if found:
                 steps.setdefault(delivery.source, []).extend(found)

@@ -15,8 +15,9 @@ from tracer.run import Run, RunError
 from tracer.voice import Voice
 
 if TYPE_CHECKING:
+    from tracer.player import Player
     from tracer.tui.app import TracerApp
-    from tracer.tui.feed import Feed, Traffic
+    from tracer.tui.feed import Traffic
 
 PAINT_S: Final = 0.02
 """Seconds between two looks whether the screen is painted."""
@@ -37,11 +38,11 @@ def show_live(sources: Iterable[AsyncIterable[Delivery]], title: str) -> int:
     return app.return_code or 0
 
 
-def show_feed(feed: Feed, title: str, *, mode: str) -> int:
-    """Show what `feed` plays until the user quits; the exit code."""
-    from tracer.tui.app import TracerApp
+def show_replay(player: Player, title: str) -> int:
+    """Show what `player` plays until the user quits; the exit code."""
+    from tracer.tui.replay import ReplayApp
 
-    app = TracerApp(feed, title=title, mode=mode)
+    app = ReplayApp(player, title=title)
 
     async def main() -> None:
         _leave_on(app, signal.SIGINT)

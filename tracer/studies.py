@@ -95,13 +95,17 @@ def record(options: argparse.Namespace) -> int:
 def replay(options: argparse.Namespace) -> int:
     """Show a recorded trace in the same screens."""
     from tracer.player import Player
-    from tracer.screen import show_feed
+    from tracer.screen import show_replay
+    from tracer.targets import TargetError
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"):
+        raise TargetError(f"no terminal to replay {options.file} in; print it once with: tracer show {options.file}")
 
     player = Player.open(options.file, speed=options.speed, loop=options.loop, paused=options.paused)
     try:
         if options.at:
             player.seek(_instant(options.at, player.trace))
-        return show_feed(player, Path(options.file).name, mode="replay")
+        return show_replay(player, Path(options.file).name)
     finally:
         player.close()
 
@@ -197,7 +201,7 @@ def add_commands(command: Command, wanted: str) -> None:
     one.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="0.1 to 100 times the real pace")
     one.add_argument("--at", metavar="TIME", help="where to begin: 90, 1:30 or 50%%")
     one.add_argument("--loop", action="store_true", help="begin again at the end")
-    one.add_argument("--paused", action="store_true", help="wait for the key p")
+    one.add_argument("--paused", action="store_true", help="begin paused; space plays")
 
     one = command("diagnose", diagnose,
         "  tracer diagnose slow.trace\n"

@@ -8,6 +8,7 @@ cannot be read at all raises TraceFileError, one sentence. Nothing is allocated 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import struct
 from bisect import bisect_right
@@ -265,6 +266,8 @@ class TraceFile:
                 offset = head.end
         except (BlockError, msgspec.MsgspecError, UnicodeDecodeError):
             return False
+        if not blocks:
+            return False
         reached = PREAMBLE_SIZE
         for block in blocks:
             if block.offset < reached:
@@ -310,8 +313,17 @@ class TraceFile:
             self._sort(block)
             last = block
             at = block.end
-        if last is None or last.kind != INDEX:
+        if (last is None or last.kind != INDEX) and not self._being_written():
             self._note("was not closed by its writer: up to a second may be missing at its end")
+
+    def _being_written(self) -> bool:
+        """Whether someone records to the file."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
+        return False
 
     def _search(self, at: int) -> int:
         """Offset of the next intact header at or after `at`, -1 when there is none."""

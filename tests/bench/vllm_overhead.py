@@ -4,7 +4,8 @@ with vLLM for the CPU.
 Front end, engine core and worker run in one process here, so that one process pays for all hooks: a server spreads them
 over three. Rounds with the hooks in and out alternate (ABBA), so that the machine's drift hits both; each decodes the
 same prompts to the same length. Prints the median ratio of paired rounds with a bootstrap interval, for batch 1 and
-batch 16, the events a step, and the time that our own code took in a step, by a clock around every hook.
+batch 16 (of the process's CPU time too, which other load disturbs less), the events a step, and the time that our own
+code took in a step, by a clock around every hook.
 """
 
 from __future__ import annotations
@@ -68,16 +69,17 @@ def main() -> None:
     )  # fmt: skip
     asked = SamplingParams(max_tokens=options.tokens, temperature=0, ignore_eos=True)
 
-    def decode(batch: int) -> float:
-        """Seconds for `batch` requests of 8 prompt tokens to their full length."""
+    def decode(batch: int) -> tuple[float, float]:
+        """Seconds, and seconds of CPU time, for `batch` requests of 8 prompt tokens to their full length."""
         prompts = [{"prompt_token_ids": [index + 10] * 8} for index in range(batch)]
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.process_time()
         llm.generate(prompts, asked, use_tqdm=False)
-        return time.perf_counter() - begin
+        return time.perf_counter() - begin, time.process_time() - cpu
 
     decode(4)
     for batch in (1, 16):
         ratios: list[float] = []
+        cpu_ratios: list[float] = []
         events = 0
         for pair in range(options.pairs):
             times = {}
@@ -88,7 +90,8 @@ def main() -> None:
                 if handle is not None:
                     events += emitter().buffer.emitted - before
                     handle.detach()
-            ratios.append(times[True] / times[False])
+            ratios.append(times[True][0] / times[False][0])
+            cpu_ratios.append(times[True][1] / times[False][1])
         own = OwnTime()
         put = Patches.put
 
@@ -100,13 +103,15 @@ def main() -> None:
         Patches.put = timed_put  # type: ignore[method-assign]
         handle = engine_hooks.attach(llm)
         own.ns = own.calls = 0
-        spent = decode(batch)
+        spent = decode(batch)[0]
         handle.detach()
         Patches.put = put  # type: ignore[method-assign]
-        low, high = bootstrap(ratios)
+        for name, some in (("time", ratios), ("CPU time", cpu_ratios)):
+            low, high = bootstrap(some)
+            middle = statistics.median(some)
+            print(f"batch {batch:2d}: {name} hooked / bare = {middle:.4f} (95 % {low:.4f} to {high:.4f})", flush=True)
         print(
-            f"batch {batch:2d}: hooked / bare = {statistics.median(ratios):.4f} (95 % {low:.4f} to {high:.4f}), "
-            f"{len(ratios)} pairs of {options.tokens} steps; "
+            f"batch {batch:2d}: {len(ratios)} pairs of {options.tokens} steps; "
             f"{events / options.pairs / options.tokens:.2f} events a step, {batch} beginnings and ends included; "
             f"our code {own.ns / 1e3 / options.tokens:.0f} µs in {own.calls / options.tokens:.0f} calls a step of "
             f"{spent * 1e3 / options.tokens:.1f} ms ({own.ns / 1e7 / spent:.2f} %)",

@@ -27,14 +27,14 @@ def test_more_requests_than_can_be_served_are_over_capacity() -> None:
 def test_slots_are_the_limit_while_the_kv_cache_is_nearly_empty() -> None:
     """Running 337, waiting 633, KV 9.5 %: sequences or token budget, not KV."""
     lab = Lab(max_batch=337, blocks=52_000, budget=8192)
-    finding = only(lab.play([Ask(0.001 * n, 200, 120) for n in range(970)]), "batch-limit")
+    finding = only(lab.play([Ask(0.001 * n, 200, 60) for n in range(970)]), "batch-limit")
     assert finding.stage is Stage.ADMISSION and "all 337 batch slots are taken" in finding.statement
     assert "KV at most" in finding.statement
 
 
 def test_slots_or_budget_are_told_from_kv_where_the_engine_does_not_say_its_limits() -> None:
     lab = Lab(max_batch=337, blocks=52_000, budget=8192, tell_limits=False)
-    finding = only(lab.play([Ask(0.001 * n, 200, 120) for n in range(970)]), "batch-limit")
+    finding = only(lab.play([Ask(0.001 * n, 200, 60) for n in range(970)]), "batch-limit")
     assert "sequences or tokens a step, not KV" in finding.statement
 
 

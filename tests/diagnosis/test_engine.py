@@ -28,7 +28,7 @@ def stalls(since: float, until: float) -> float:
     return 300 if int(until / 2) > int(since / 2) else 0
 
 
-# --- two at once, folding, ranking ------------------------------------------------------------------------------------
+# --- two at once, folding, ranking -----------------------------------------------------------------------------------
 
 
 def test_two_faults_at_once_give_both() -> None:
@@ -78,7 +78,7 @@ def test_nothing_to_judge_is_said_so() -> None:
     assert diagnose(state).findings == ()
 
 
-# --- dating ------------------------------------------------------------------------------------------------------------
+# --- dating ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("begin", [21.3, 40.0])
@@ -102,7 +102,7 @@ def test_a_fault_that_ends_is_given_an_end_and_one_that_goes_on_none() -> None:
     assert diagnose(state, now=int(found(state, "sampler").evidence[0].points[-1][0])).findings[0].end is None
 
 
-# --- baseline and budget -------------------------------------------------------------------------------------------------
+# --- baseline and budget ---------------------------------------------------------------------------------------------
 
 
 def test_a_stage_that_is_slower_than_in_the_baseline_is_found() -> None:
@@ -139,7 +139,7 @@ def test_steps_that_take_a_multiple_of_the_budget_are_found() -> None:
     silent(state, budget=StepModel(weights_ms=18.0, token_ms=0.02, sequence_ms=0.0, context_ms=1e-5, pair_ms=0.0))
 
 
-# --- exit codes and documents --------------------------------------------------------------------------------------------
+# --- exit codes and documents ----------------------------------------------------------------------------------------
 
 
 def sampler_state() -> TraceState:
@@ -205,7 +205,7 @@ def test_the_text_holds_the_verdict_the_evidence_and_what_to_check() -> None:
         assert part in text
 
 
-# --- while it goes on ----------------------------------------------------------------------------------------------------
+# --- while it goes on ------------------------------------------------------------------------------------------------
 
 
 def play_live(told_events: Told, *, seconds_each: float = 1.0) -> tuple[LiveDiagnosis, list[tuple[float, str]]]:

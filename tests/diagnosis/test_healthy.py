@@ -21,7 +21,8 @@ def mutant(seed: int) -> tuple[Lab, list[Ask]]:
     base = draw.choice([5, 8, 20, 45, 85])
     slope = draw.uniform(0.005, 0.03) * base / 8
     prefill = draw.choice([0.01, 0.05, 0.2]) * (1 if base < 40 else 8)
-    max_batch, prompt, output = draw.choice([8, 16, 32, 64]), draw.choice([40, 150, 600, 1500]), draw.choice([8, 40, 120])
+    max_batch = draw.choice([8, 16, 32, 64])
+    prompt, output = draw.choice([40, 150, 600, 1500]), draw.choice([8, 40, 120])
     # A step that is full of prompt tokens takes at most seven plain ones: streams go on beside it.
     budget = min(draw.choice([256, 512, 2048, 8192]), max(64, int(6 * base / prefill)))
     served = min(

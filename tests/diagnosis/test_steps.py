@@ -81,7 +81,8 @@ def test_long_contexts_are_told_by_the_cache_reads_they_need() -> None:
 def test_a_batch_that_doubled_with_a_little_more_itl_is_no_fault() -> None:
     """Slots 16 to 32 at the same rate: ITL 8.2 to 9.4 ms."""
     lab = Lab(decode_ms=lambda batch, context: 7 + 0.075 * batch)
-    silent(lab.play([*(Ask(0.05 * n, 100, 500) for n in range(16)), *(Ask(20 + 0.05 * n, 100, 500) for n in range(32))]))
+    few, many = [Ask(0.05 * n, 100, 500) for n in range(16)], [Ask(20 + 0.05 * n, 100, 500) for n in range(32)]
+    silent(lab.play([*few, *many]))
 
 
 def test_a_step_that_grows_with_the_batch_is_past_the_ridge() -> None:

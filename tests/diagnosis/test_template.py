@@ -30,8 +30,8 @@ def test_a_special_token_twice_at_the_start_of_the_text_is_a_doubled_bos() -> No
 
 def test_a_bos_that_the_tokeniser_adds_to_the_templates_own_is_doubled() -> None:
     texts = [llama3(("user", q)) for q in questions()]
-    state = Lab(model="Meta-Llama-3-8B-Instruct", specials=LLAMA, bos=[SPECIALS["<|begin_of_text|>"]]).play(asked(texts))
-    assert "<|begin_of_text|> twice" in only(state, "doubled-bos").statement
+    lab = Lab(model="Meta-Llama-3-8B-Instruct", specials=LLAMA, bos=[SPECIALS["<|begin_of_text|>"]])
+    assert "<|begin_of_text|> twice" in only(lab.play(asked(texts)), "doubled-bos").statement
 
 
 def test_ids_alone_show_a_doubled_bos_with_less_certainty() -> None:

@@ -45,7 +45,16 @@ MOST_STEPS: Final = 1 << 20
 MOST_FINISHED: Final = 1 << 24
 
 StepsOf = Callable[[int], dict[str, list[Step]]]
-"""The steps in a block of events, by source, in order. Raises what says that the block cannot be read."""
+"""The steps in a block of events, by source, in order. Raises StepsLostError when the block cannot be read."""
+
+
+class StepsLostError(Exception):
+    """The block with this number, whose steps a keyframe refers to, is not there or damaged."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
 
 def usable(content: bytes) -> bool:
     """Whether a keyframe was made by this version of the fold. Another one's state would not be ours."""
@@ -55,7 +64,8 @@ def usable(content: bytes) -> bool:
 def restore(chain: Sequence[bytes], steps_of: StepsOf) -> tuple[TraceState, dict[str, int]]:
     """The state that the last keyframe of `chain` tells, and the number of the next event of each source.
 
-    The first one is whole, each further one builds upon those before it. Raises KeyframeError.
+    The first one is whole, each further one builds upon those before it. Raises KeyframeError, and whatever `steps_of`
+    raises.
     """
     if not 0 < len(chain) <= LONGEST_CHAIN:
         raise KeyframeError("no chain of keyframes")
