@@ -24,7 +24,7 @@ class UnknownEngineError(TypeError):
 
 
 class Handle:
-    """What `attach` returns. The hooks are in until the last handle of the process on this kind of engine is detached."""
+    """What `attach` returns. The hooks are in until the last handle on this kind of engine is detached."""
 
     def __init__(self, family: str, remove: Callable[[], None]) -> None:
         self._family = family

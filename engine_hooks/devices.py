@@ -67,9 +67,9 @@ class DeviceTimer:
     def fill(self, step: events.Step, previous_end: int) -> int:
         """Put device times into `step` and return the device's end of it in monotonic ns.
 
-        `previous_end` is what the previous step's `fill` returned. The device clock has no common zero with the host's, so
-        the span is laid as late as it can have started (after its launch and after the previous step, as a stream runs in
-        order) and moved back when it would then end after the tokens were seen on the host.
+        `previous_end` is what the previous step's `fill` returned. The device clock has no common zero with the
+        host's, so the span is laid as late as it can have started (after its launch and after the previous step, as a
+        stream runs in order) and moved back when it would then end after the tokens were seen on the host.
         """
         marks, self.marks = self.marks, {}
         try:

@@ -10,6 +10,9 @@ from engine_hooks import clients
 from engine_hooks.faults import FAULTS, Fault
 from engine_hooks.prompts import DOCUMENT, QUESTIONS, STORIES, SYSTEM_PROMPTS, Plan, Script
 
+SENTENCES: Final = [sentence for paragraph in DOCUMENT for sentence in paragraph.split(". ")]
+"""Of the demo's document: in another order each time no two prompts have more than a sentence in common."""
+
 REPORT_EVERY: Final = 6
 """Of so many visits of `reports` one asks about a very long report."""
 
@@ -37,8 +40,8 @@ class FaultScript(Script):
 
     def prompts(self) -> Plan:
         """240 tokens that start differently each time, and a short answer."""
-        story = f"{self._random.choice(STORIES)} Number {self._random.randrange(10**6)}."
-        return Plan("burst", ("\n\n".join([story, *self._random.sample(DOCUMENT, 2)]),), self._random.randint(8, 16))
+        text = ". ".join(self._random.sample(SENTENCES, 10))[:1050]
+        return Plan("burst", (f"{text}. Go on.",), self._random.randint(8, 16))
 
     def stories(self) -> Plan:
         """Short prompts and long answers: admitted with few blocks, they grow to many."""

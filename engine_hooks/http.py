@@ -1,7 +1,8 @@
 """The front end seen from outside: an ASGI middleware that times a request from its first byte to its last.
 
-Engine-specific hooks find the request that they work for through `current` (a context variable: it follows the task, and
-the tasks that it starts) or through `Fronts.by_rid`. Counters of a stream are gathered here and told a few times a second.
+Engine-specific hooks find the request that they work for through `current` (a context variable: it follows the task,
+and the tasks that it starts) or through `Fronts.by_rid`. Counters of a stream are gathered here and told a few times a
+second.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Marks inside a forward pass: module hooks on the embedding, the first and last layer, and the head.
 
-They stamp the step that is being launched and nothing else. Under CUDA graphs or `torch.compile` Python hooks do not run
-(or would break the compilation), so they are not put in at all and the pass stays one span.
+They stamp the step that is being launched and nothing else. Under CUDA graphs or `torch.compile` Python hooks do not
+run (or would break the compilation), so they are not put in at all and the pass stays one span.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _call(model: Any, name: str) -> Any:
 
 
 def decoder_layers(model: Any) -> Any:
-    """The list of decoder layers: the module list as long as the config says, the outermost one. None if there is none."""
+    """The decoder layers: the outermost module list that is as long as the config says. None if there is none."""
     config = getattr(model, "config", None)
     text_config = config.get_text_config() if config is not None and hasattr(config, "get_text_config") else config
     count = getattr(text_config, "num_hidden_layers", 0)

@@ -83,7 +83,10 @@ class Patches:
     def lost(self, hooks: Iterable[Hook]) -> dict[int, tuple[str, str]]:
         """Stage → (path, reason) for the stages of those of `hooks` that could not be put in."""
         return {
-            stage: (hook.path, self.misses[hook.path]) for hook in hooks if hook.path in self.misses for stage in hook.stages
+            stage: (hook.path, self.misses[hook.path])
+            for hook in hooks
+            if hook.path in self.misses
+            for stage in hook.stages
         }
 
     def remove(self) -> None:

@@ -40,6 +40,7 @@ class EngineHooks:
         self._pool_asked = False
         self._processors: list[Any] = []
         self._serving = False
+        self._offload_state: dict[str, tuple[int, int]] = {}
 
     # --- in and out ---
 
@@ -298,7 +299,8 @@ class EngineHooks:
             if recorder.current.device is not None:
                 recorder.current.device.mark("sampled")
 
-    def _launched(self, recorder: StepRecorder | None, _result: Any, _runner: Any, model: Any, *_a: Any, **_k: Any) -> None:
+    def _launched(self, recorder: StepRecorder | None, _result: Any, _runner: Any, model: Any,
+                  *_args: Any, **_kwargs: Any) -> None:  # fmt: skip
         if recorder is None or recorder.current is None:
             return
         step = recorder.current
@@ -386,8 +388,6 @@ class EngineHooks:
     def _offload_failed(self, recorder: StepRecorder | None, _error: BaseException, _manager: Any) -> None:
         if recorder is not None:
             recorder.offloading = False
-
-    _offload_state: dict[str, tuple[int, int]] = {}
 
 
 def _stamp(*_args: Any, **_kwargs: Any) -> int:

@@ -17,7 +17,6 @@ def engine(model: Any, processor: Any, tested: tuple[str, ...]) -> events.Engine
     config = processor.config
     cache = processor.cache
     allocator = next(iter(cache.cache_allocators.values()))
-    settings = processor.cb_config
     version = metadata.version("transformers")
     warnings = []
     if not version.startswith(tested):

@@ -28,7 +28,8 @@ NO_TIME: Final = -1
 class Tracked:
     """A request inside the engine, as last told to the viewer."""
 
-    __slots__ = ("key", "state", "prompt", "lookup", "matched", "cached", "scheduled", "attempts", "computed", "output", "blocks",
+    __slots__ = ("key", "state", "prompt", "lookup", "matched", "cached", "scheduled", "attempts", "computed",
+                 "output", "blocks",
                  "table", "stale_table", "resumed", "finishing", "handed_out")  # fmt: skip
 
     def __init__(self, key: int, state: Any) -> None:

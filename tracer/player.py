@@ -12,7 +12,7 @@ import time
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tracer import clock
 from tracer.block_maker import is_calm
@@ -34,6 +34,9 @@ IDLE_S: Final = 2.0
 
 LEAD_NS: Final = 500 * NS_PER_MS
 """How much of such a stretch is shown at either end."""
+
+LOOK_BACK: Final = 120
+"""Blocks, of a second each, in which a request that goes by several ids may have been told of under another one."""
 
 TICK_S: Final = 1 / 30
 SLICE_NS: Final = 12 * NS_PER_MS
@@ -290,20 +293,29 @@ class Player:
         return (reached - begin) / (target - begin) if target > begin else 1.0
 
     def _search(self, request_id: str) -> int | None:
-        """When a request was first told of, anywhere in the file (ns)."""
+        """When a request was received, or first told of, anywhere in the file (ns)."""
         wanted = request_id.encode("utf-8", "replace")
         if not wanted:
             return None
-        for block in self.trace.blocks:
+        for place, block in enumerate(self.trace.blocks):
             content = self.trace.content(block)
             if content is None or wanted not in content:
                 continue
             for item in items(self.trace.read(block), block):
-                rid = getattr(item.event, "rid", "")
-                client = item.event.client_id if type(item.event) is Received else ""
-                if request_id in (rid, client) or (rid and request_id in rid):
-                    return item.due
+                event: Any = item.event
+                rid = getattr(event, "rid", "")
+                if request_id in (rid, getattr(event, "client_id", "")) or (rid and request_id in rid):
+                    return self._received(place, item.source, event.key, item.due)
         return None
+
+    def _received(self, place: int, source: str, key: int, found: int) -> int:
+        """When the request that `source` calls `key` was received, at or shortly before the block at `place`; else
+        `found` (ns)."""
+        for block in reversed(self.trace.blocks[max(0, place - LOOK_BACK) : place + 1]):
+            for item in items(self.trace.read(block), block):
+                if type(item.event) is Received and item.source == source and item.event.key == key:
+                    return item.due
+        return found
 
     def _seek_next(self, instants: list[int]) -> bool:
         if not instants:

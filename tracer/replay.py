@@ -12,10 +12,11 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tracer.block_maker import is_calm, known_at
 from tracer.blocks import BASE, Block
+from tracer.clock import NS_PER_S
 from tracer.events import Event, Header, Step
 from tracer.frames import SequenceCheck
 from tracer.intake import Delivery
@@ -26,6 +27,10 @@ from tracer.recording import KEYFRAME_NS
 from tracer.state.trace_state import TraceState
 from tracer.trace_file import TraceFile
 from tracer.zstd_frames import pack, unpack
+
+
+NEAR_NS: Final = 2 * NS_PER_S
+"""So far ahead one folds on from where one is: a keyframe is not reached sooner."""
 
 
 class Place(NamedTuple):
@@ -254,7 +259,7 @@ class Cursor:
     def jump(self, t: int) -> None:
         """Go to the nearest place at or before the instant `t` (ns) that is quick to reach: `advance` does the rest."""
         ahead = self.due <= t
-        if ahead and t - self.due < KEYFRAME_NS:
+        if ahead and t - self.due < NEAR_NS:
             return
         state, block, checks = self.index.before(t)
         reached = self.trace.blocks[block - 1].last if block else self.trace.begin

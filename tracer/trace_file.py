@@ -286,37 +286,49 @@ class TraceFile:
         self.sources.clear()
         at = PREAMBLE_SIZE
         last: Block | None = None
+        ended = False
         while at < self.size:
             data = self._read(at, HEADER_SIZE)
             if len(data) >= TAIL_SIZE and read_tail(data[:TAIL_SIZE]) is not None:
                 at += TAIL_SIZE
+                ended = True
                 continue
             try:
                 block = read_header(data, 0, at)
             except BlockError as error:
                 found = self._search(at + 1)
                 if found < 0:
-                    rest = self.size - at
-                    if rest < HEADER_SIZE:
-                        self._note(f"was cut at byte {self.size:,}, within a block: its last second may be missing")
-                    else:
-                        self._note(f"{error} at byte {at:,}: the {rest:,} bytes from there on are lost")
+                    self._lose_rest(at, last, str(error))
                     return
                 self._note(f"{error} at byte {at:,}: {found - at:,} bytes are lost")
                 at = found
                 continue
             if block.end > self.size:
-                what = {EVENTS: "up to a second of events is missing", INDEX: "nothing else is missing"}
-                missing = what.get(block.kind, "nothing but a keyframe is missing")
+                missing = _CUT.get(block.kind, "nothing but a keyframe is missing")
                 self._note(f"was cut at byte {self.size:,}, within a block: {missing}")
                 return
             self._sort(block)
             last = block
             at = block.end
-        if (last is None or last.kind != INDEX) and not self._being_written():
+        if ended or self.being_written:
+            return
+        if last is not None and last.kind == INDEX:
+            self._note(f"was cut at byte {self.size:,}, behind its index: nothing is missing")
+        else:
             self._note("was not closed by its writer: up to a second may be missing at its end")
 
-    def _being_written(self) -> bool:
+    def _lose_rest(self, at: int, last: Block | None, why_not: str) -> None:
+        """Say that nothing can be read from byte `at` on, behind the block `last`."""
+        rest = self.size - at
+        if rest >= HEADER_SIZE:
+            self._note(f"{why_not} at byte {at:,}: the {rest:,} bytes from there on are lost")
+        elif last is not None and last.kind == INDEX:
+            self._note(f"was cut at byte {self.size:,}, behind its index: nothing is missing")
+        else:
+            self._note(f"was cut at byte {self.size:,}, within a block: up to a second may be missing")
+
+    @property
+    def being_written(self) -> bool:
         """Whether someone records to the file."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -351,6 +363,8 @@ class TraceFile:
 
 
 _END_OF_TIME: Final = 1 << 62
+_CUT: Final = {EVENTS: "up to a second of events is missing", INDEX: "nothing else is missing"}
+"""What a file lacks that was cut within a block of this kind."""
 
 
 def repair(path: Path | str) -> list[str]:
@@ -361,6 +375,8 @@ def repair(path: Path | str) -> list[str]:
     """
     path = Path(path)
     with TraceFile(path) as trace:
+        if trace.being_written:
+            raise TraceFileError(f"cannot repair {path}: it is still being recorded to")
         problems = list(trace.verify())
         if not problems:
             return []

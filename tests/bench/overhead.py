@@ -1,8 +1,8 @@
 """What the hooks cost: `python tests/bench/overhead.py MODEL [--pairs N] [--tokens N]`.
 
-One engine in one process; rounds with the hooks in and out alternate (ABBA), so that the machine's drift hits both. Each
-round decodes the same prompts to the same length. Prints the median ratio of paired rounds with a bootstrap interval, for
-batch 1 and batch 16, and the events and microseconds a step.
+One engine in one process; rounds with the hooks in and out alternate (ABBA), so that the machine's drift hits both.
+Each round decodes the same prompts to the same length. Prints the median ratio of paired rounds with a bootstrap
+interval, for batch 1 and batch 16, and the events a step.
 """
 
 from __future__ import annotations

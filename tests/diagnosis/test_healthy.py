@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any, get_type_hints
 
 import pytest
 
 from tests.diagnosis.answers import silent
 from tests.diagnosis.scenario import Ask, Lab, poisson
 from tests.diagnosis.words import chatml, prose
-from tests.state.traces import simulate
+from tests.state.traces import START, S, simulate
 from tracer.analysis.diagnosis import LiveDiagnosis, ObservedState, diagnose
-from tracer.events import Prompt, Timing
+from tracer.events import EVENT_TYPES, Event, Prompt, Timing, pack_u32
+from tracer.export.diagnosis_text import diagnosis_text
 
 
 def mutant(seed: int) -> tuple[Lab, list[Ask]]:
@@ -102,3 +104,38 @@ def test_an_hour_of_trace_is_diagnosed_in_under_five_seconds() -> None:
     begin = time.process_time()
     live.update(state)
     assert time.process_time() - begin < 0.5
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_nothing_that_a_peer_makes_up_breaks_it(seed: int) -> None:
+    draw = random.Random(seed)
+    numbers = [0, 1, 2, 3, 7, 16, 255, 4096, -1, -5, 2**31, 2**32 - 1, 2**40, 2**61, -(2**62)]
+    words = ["", "r1", "engine", "\x1b[31m", "chat", "recompute", "dead", "ready", "\ud800", "<|im_start|>", "x" * 300]
+
+    def made_up(kind: type[Event]) -> Event:
+        values: list[Any] = []
+        for name, hint in get_type_hints(kind).items():
+            if name in ("lifecycle", "sensitive"):
+                continue
+            if hint is int:
+                values.append(draw.choice(numbers) if name != "t" else START + draw.randrange(0, 20 * S))
+            elif hint is bytes:
+                values.append(pack_u32([draw.choice([0, 1, 2, 3, 16, 2**32 - 1]) for _ in range(draw.randrange(0, 9))]))
+            elif hint is bool:
+                values.append(draw.random() < 0.5)
+            else:
+                values.append(draw.choice(words))
+        return kind(*values)
+
+    state = ObservedState()
+    told = [made_up(draw.choice(EVENT_TYPES)) for _ in range(1500)]
+    told.sort(key=lambda event: event.t)
+    for event in told:
+        state.apply(draw.choice(["a", "b"]), event)
+    diagnosis = diagnose(state)
+    assert diagnosis.to_document()["verdict"] == diagnosis.verdict
+    for width in (20, 100):
+        assert "\x1b" not in diagnosis_text(diagnosis, width=width)
+    live = LiveDiagnosis(window_s=5)
+    live.update(state)
+    live.update(state)

@@ -1,7 +1,7 @@
 """Run this where there is a GPU: `python tests/gpu/device_times.py MODEL`. It checks device times on a real stream.
 
-It compares the sum of a step's parts with the time between two synchronised host stamps, over 50 decode steps, and prints
-the medians. Not part of the test suite: the machines that run it have no GPU.
+It compares the sum of a step's parts with the time between two synchronised host stamps, over 50 decode steps, and
+prints the medians. Not part of the test suite: the machines that run it have no GPU.
 """
 
 from __future__ import annotations

@@ -24,12 +24,14 @@ from textual.binding import Binding
 from textual.driver import Driver
 from textual.screen import Screen
 
+from tracer.clock import NS_PER_S
 from tracer.state.view import RequestView, Snapshot
 from tracer.text import cell_width
 from tracer.tui import compositor
 from tracer.tui.canvas import label
 from tracer.tui.feed import EngineLog, Feed, Traffic
 from tracer.tui.lens import Lens
+from tracer.tui.picture import write_picture
 from tracer.tui.screens.base import FrameScreen
 from tracer.tui.screens.live import LiveScreen
 from tracer.tui.terminal import patient
@@ -39,6 +41,8 @@ from tracer.tui.widgets.banner import Notice, notices_of
 FRAMES_PER_SECOND = 10
 IDLE_EVERY = 20
 """With no live request and no new event, every so many frames are drawn: a heartbeat may still change a gauge."""
+NEWS_FOR = 80
+"""Frames for which a note is news."""
 WINDOWS = (10.0, 60.0, 600.0)
 """Seconds over which the figures can be taken."""
 
@@ -100,8 +104,8 @@ class TracerApp(App[int]):
         self.traffic = traffic
         self.mode = mode
         self.heading = title
-        self.note = ""
-        """A word at the right end of the key line."""
+        self._note = ""
+        self._note_age = 0
         self.trouble = ""
         """What is wrong with the viewer itself, for the banner."""
         self.skipped = 0
@@ -161,17 +165,33 @@ class TracerApp(App[int]):
         """Leave because of a signal, with the status that shells give it."""
         self.exit(return_code=128 + number)
 
+    @property
+    def note(self) -> str:
+        """A word about the state of things, at the right end of the key line."""
+        return self._note
+
+    @note.setter
+    def note(self, text: str) -> None:
+        if text != self._note:
+            self._note, self._note_age = text, 0
+
+    @property
+    def note_is_news(self) -> bool:
+        """Whether the note goes before keys that have no room beside it."""
+        return bool(self._note) and self._note_age < NEWS_FOR
+
     # --- frames
 
     def tick(self) -> None:
         """Draw a frame if there can be something new and the terminal has taken the last one."""
+        self._note_age += 1
         screen = self.screen
         if not isinstance(screen, FrameScreen) or not self._writable():
             return
         state = self.feed.state
         logged = len(self.engine_log.lines) if self.engine_log else 0
         news = None if self.lens.paused else (state.now, state.unknown)
-        seen = (news, self.feed.status, self.lens.paused, screen, logged, self.note)
+        seen = (news, self.feed.status, self.lens.paused, screen, logged, self.note, self.note_is_news)
         if seen == self._seen and (self.lens.paused or not state.requests.live):
             self._idle += 1
             if self._idle % IDLE_EVERY:
@@ -276,17 +296,13 @@ class TracerApp(App[int]):
             self.screen.draw()
 
     def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
-        """Save what is seen as an SVG, in the working directory or, failing that, in the cache, and say where."""
-        svg = self.export_screenshot(title="tracer")
-        name = filename or f"tracer-{self.lens.feed.now() // 1_000_000_000}.svg"
-        for folder in ([Path(path)] if path else [Path.cwd(), _cache_folder()]):
-            with contextlib.suppress(OSError):
-                folder.mkdir(parents=True, exist_ok=True)
-                target = _unused(folder / name)
-                target.write_text(svg, encoding="utf-8")
-                self.say(f"screenshot: {target}")
-                return
-        self.say("no folder to write a screenshot to", grave=True)
+        """Save what is seen as an SVG and say where."""
+        name = filename or f"tracer-{self.feed.now() // NS_PER_S}.svg"
+        target = write_picture(self.export_screenshot(title="tracer"), name, Path(path) if path else None)
+        if target is None:
+            self.say("no folder to write a screenshot to", grave=True)
+        else:
+            self.say(f"screenshot: {target}")
 
     def use_palette(self, name: str) -> None:
         """Take on one of the palettes."""
@@ -401,18 +417,3 @@ def _replace_unencodable() -> None:
     stream: Any = sys.__stderr__
     with contextlib.suppress(AttributeError, ValueError, OSError):
         stream.reconfigure(errors="tracer-cells")
-
-
-def _cache_folder() -> Path:
-    from platformdirs import user_cache_path
-
-    return user_cache_path("tracer")
-
-
-def _unused(path: Path) -> Path:
-    """`path`, or a numbered sibling that does not exist yet."""
-    candidate, number = path, 1
-    while candidate.exists():
-        number += 1
-        candidate = path.with_stem(f"{path.stem}-{number}")
-    return candidate

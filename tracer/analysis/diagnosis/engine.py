@@ -59,6 +59,8 @@ _NO_STAGE: Final[Mapping[str, str]] = {
 }
 """What the verdict calls the place of a finding that is in no stage."""
 
+_MERE_PREEMPTION: Final = 0.2
+"""Share of the time in the queue for blocks below which preemptions are only told beside it."""
 _NEVER: Final = 1 << 62
 
 
@@ -173,7 +175,15 @@ def _weight(finding: Finding) -> tuple[bool, float]:
 
 
 def _absorbs(cause: Finding, effect: Finding) -> bool:
-    return effect.rule in _ABSORBS.get(cause.rule, ()) and _coincide(cause, effect)
+    """Whether `effect` is a consequence of `cause`. A lack of blocks that preempts is told as preemption, unless that is
+    the least of it."""
+    if effect.rule not in _ABSORBS.get(cause.rule, ()) or not _coincide(cause, effect):
+        return False
+    if (cause.rule, effect.rule) == ("kv-blocks", "preemption"):
+        return effect.lost_ms < _MERE_PREEMPTION * cause.lost_ms
+    if (cause.rule, effect.rule) == ("preemption", "kv-blocks"):
+        return cause.lost_ms >= _MERE_PREEMPTION * effect.lost_ms
+    return True
 
 
 def _coincide(cause: Finding, effect: Finding) -> bool:
@@ -211,7 +221,7 @@ def _credit(cause: Finding, effects: Sequence[Finding]) -> Finding:
     queued = sum(one.lost_ms for one in effects if one.rule in _QUEUES and cause.rule not in _QUEUES)
     return replace(
         cause,
-        lost_ms=cause.lost_ms + (queued if cause.rule != "preemption" else 0.0),
+        lost_ms=cause.lost_ms + queued,
         explains=(*cause.explains, *(one.statement for one in effects)),
     )
 

@@ -176,10 +176,11 @@ class LiveScreen(FrameScreen):
         if self.kv.is_on_screen and (first or self.frame % MAP_EVERY == 2):
             current = None if listing.selected is None else listing.current
             detail = app.lens.detail(current.id) if current is not None else None
-            self.kv.show(snapshot, detail.block_ids if detail else (), current.blocks if current else None)
+            if self.kv.show(snapshot, detail.block_ids if detail else (), current.blocks if current else None):
+                self.place()
         if self.log_shown and app.engine_log is not None:
             self.log_pane.show(app.engine_log.lines, app.engine_log.path)
-        self.key_bar.show(self.keys(), app.note)
+        self.key_bar.show(self.keys(), app.note, news=app.note_is_news)
         if self.banner.show(app.notices(snapshot)):
             self.place()
         self.frame += 1

@@ -156,7 +156,7 @@ class RequestScreen(FrameScreen):
             self._show(detail, snapshot)
             self.head.show(detail.view, snapshot.now, status, style)
         self.tabs.show(self.card, self.cards[self.card].note())
-        self.key_bar.show(self.keys(), app.note)
+        self.key_bar.show(self.keys(), app.note, news=app.note_is_news)
         if self.banner.show(app.notices(snapshot)):
             self.place()
         self.frame += 1

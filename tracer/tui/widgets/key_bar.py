@@ -23,23 +23,27 @@ class Key:
 
 
 class KeyBar(Canvas):
-    """Keys from the left, a word about the state at the right, which goes before keys. Keys that do not fit are left
-    out, last ones first."""
+    """Keys from the left, a word about the state at the right. A word that is news goes before the keys, an older one
+    after them. Keys that do not fit are left out, last ones first."""
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, id="keys")
         self.add_class("tile")
         self.keys: Sequence[Key] = ()
         self.note = ""
+        self.news = False
 
-    def show(self, keys: Sequence[Key], note: str = "") -> None:
-        """Draw these keys."""
-        self.keys, self.note = keys, note
+    def show(self, keys: Sequence[Key], note: str = "", *, news: bool = False) -> None:
+        """Draw these keys and a word about the state."""
+        self.keys, self.note, self.news = keys, note, news
         self.repaint()
 
     def _note_cells(self, width: int) -> int:
         cells = cell_width(label(self.note))
-        return min(cells, max(0, width * 2 // 3)) if cells else 0
+        if not self.news:
+            keys = sum(len(key.key) + len(key.name) + 3 for key in self.keys)
+            return cells if keys + cells + 3 <= width else 0
+        return min(cells, max(0, width * 2 // 3))
 
     def _places(self, width: int) -> list[tuple[int, int, Key]]:
         places: list[tuple[int, int, Key]] = []

@@ -30,15 +30,17 @@ class KvPanel(Panel):
         self.chosen: frozenset[int] = frozenset()
         self.chosen_count = 0
 
-    def show(self, snapshot: Snapshot, chosen: tuple[int, ...] = (), chosen_count: int | None = None) -> None:
+    def show(self, snapshot: Snapshot, chosen: tuple[int, ...] = (), chosen_count: int | None = None) -> bool:
         """Draw the cache of the first engine that has one; `chosen` are block ids of the selected request and
-        `chosen_count` how many it holds when the ids are not traced."""
+        `chosen_count` how many it holds when the ids are not traced. True when the size of the pool is news."""
         engines = engines_of(snapshot)
+        before = self.engine.num_blocks if self.engine is not None else None
         self.engine = next((engine for engine in engines if engine.num_blocks), engines[0] if engines else None)
         self.blocks = snapshot.kv_blocks
         self.chosen = frozenset(chosen)
         self.chosen_count = len(chosen) or (chosen_count or 0)
         self.repaint()
+        return before != (self.engine.num_blocks if self.engine is not None else None)
 
     def wanted(self, width: int) -> int:
         """Rows that show every block of the pool as well as this width allows, title and figures included."""

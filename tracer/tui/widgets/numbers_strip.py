@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from rich.style import Style
-
 from tracer.state.view import Quantiles, Snapshot
 from tracer.tui import figures
 from tracer.tui.canvas import Canvas, Line, Row
@@ -61,35 +59,38 @@ class NumbersStrip(Canvas):
     def _slashes(self, width: int, timers: dict[str, Quantiles], gauges: list[tuple[str, str, str]]) -> list[Row]:
         look = self.look
         names, values = Line(width).put(" ", look.text), Line(width).put(" ", look.text)
-        tail = sum(max(len(short), 5) + 1 for _, _, short in gauges)
-        slot = max(10, min(20, (width - 1 - tail) // len(TIMERS)))
+        cells = [max(len(short), 3) + 1 for _, _, short in gauges]
+        slot = max(8, min(20, (width - 1 - sum(cells)) // len(TIMERS)))
         for label, key in TIMERS:
-            quantiles = timers.get(key, Quantiles())
             names.put(f"{label} ms".ljust(slot)[:slot], look.accent)
             before = values.used
-            self._triple(values, quantiles)
+            self._triple(values, timers.get(key, Quantiles()), slot - 1)
             values.fill_to(before + slot, look.text)
-        for name, value, short in gauges:
-            cells = max(len(short), 5)
-            names.put(short.ljust(cells)[:cells] + " ", look.accent)
-            values.put(value.split(" ")[0].ljust(cells)[:cells] + " ", look.bold)
-            del name
+        for (_, value, short), room in zip(gauges, cells, strict=True):
+            names.put(short.ljust(room), look.accent)
+            values.put(value.partition("/")[0].ljust(room)[:room], look.bold)
         return [names.end(look.text), values.end(look.text)]
 
-    def _triple(self, line: Line, quantiles: Quantiles) -> None:
+    def _triple(self, line: Line, quantiles: Quantiles, room: int) -> None:
+        """p50/p95/p99 in `room` cells, with as many digits as fit."""
         look = self.look
-        styles: tuple[Style, ...] = (look.bold, look.text, look.text)
-        for index, value in enumerate((quantiles.p50, quantiles.p95, quantiles.p99)):
+        known = (quantiles.p50, quantiles.p95, quantiles.p99)
+        texts = [_short_ms(value) for value in known]
+        if sum(map(len, texts)) + 2 > room:
+            texts = [_seconds(value, 1) for value in known]
+        if sum(map(len, texts)) + 2 > room:
+            texts = [_seconds(value, 0) for value in known]
+        for index, text in enumerate(texts):
             if index:
                 line.put("/", look.dim)
-            line.put(_short_ms(value), styles[index])
+            line.put(text, look.text if index else look.bold)
 
     def _one_row(self, width: int, timers: dict[str, Quantiles], gauges: list[tuple[str, str, str]]) -> Row:
         look = self.look
         line = Line(width)
         for label, key in (("TTFT", "ttft"), ("ITL", "itl"), ("QUEUE", "queue"), ("PREFILL", "prefill")):
             line.put(f" {label} ", look.accent)
-            self._triple(line, timers.get(key, Quantiles()))
+            self._triple(line, timers.get(key, Quantiles()), 14)
         for _, value, short in gauges:
             line.put(f" {short} ", look.accent).put(value.split(" ")[0], look.bold)
         return line.end(look.text)
@@ -105,6 +106,14 @@ def _short_ms(ms: float | None) -> str:
         return f"{ms:.0f}"
     seconds = ms / 1000
     return f"{seconds:.1f}s" if seconds < 99.95 else f"{seconds:.0f}s" if seconds < 9999.5 else f"{seconds / 3600:.0f}h"
+
+
+def _seconds(ms: float | None, digits: int) -> str:
+    """Like `_short_ms`, but in seconds from 1,000 ms on, with `digits` decimals below ten."""
+    if ms is None or ms < 999.5:
+        return _short_ms(ms)
+    seconds = ms / 1000
+    return f"{seconds:.{digits}f}s" if seconds < 9.95 else f"{seconds:.0f}s" if seconds < 999.5 else f"{seconds / 60:.0f}m"
 
 
 def gauges_of(snapshot: Snapshot | None) -> list[tuple[str, str, str]]:

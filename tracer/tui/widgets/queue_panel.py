@@ -10,10 +10,10 @@ from tracer.stages import Stage
 from tracer.state.view import EngineView, Phase, RequestView, Snapshot
 from tracer.tui import figures
 from tracer.tui.canvas import Line, Row
+from tracer.tui.naming import short_id
 from tracer.tui.panel import Panel
 from tracer.tui.theme import Look
 from tracer.tui.widgets.context_strip import engines_of
-from tracer.tui.widgets.waterfall import short_id
 
 
 def waits_for(view: RequestView, engine: EngineView | None) -> str:

@@ -8,8 +8,8 @@ from tracer.state.view import Phase, RequestView
 from tracer.text import cell_width
 from tracer.tui import figures
 from tracer.tui.canvas import Canvas, Line, Row, label
+from tracer.tui.naming import phase_text
 from tracer.tui.theme import Look
-from tracer.tui.widgets.waterfall import phase_text
 
 
 class RequestHead(Canvas):

@@ -13,21 +13,21 @@ from rich.style import Style
 from textual import events
 from textual.message import Message
 
-from tracer.stages import STAGES, Group, Stage
+from tracer.stages import STAGES, Stage
 from tracer.state.view import Phase, RequestView, Snapshot
-from tracer.text import cell_width, clean
 from tracer.tui import figures
 from tracer.tui.axis import SHORTEST, PageAxis, Tick
 from tracer.tui.bar import UNATTRIBUTED, WAIT, Bars, Stretch
 from tracer.tui.canvas import Line, Row, blank
 from tracer.tui.listing import Listing
+from tracer.tui.naming import phase_text, short_id
 from tracer.tui.panel import Panel
 from tracer.tui.theme import Look
+from tracer.tui.widgets.legend import legend
 
 INTERLACED_FROM = 16
 """With more live requests in sight each row moves in every other frame: nobody sees it, and it halves the cost."""
 SORT_OF_COLUMN = {"id": "received", "prompt": "prompt", "out": "output", "phase": "phase", "ms": "e2e"}
-SHORT_NAMES = ("recv", "tmpl", "tok", "adm", "kv", "emb", "prefill", "head", "smp", "strm", "decode", "end")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Columns:
         elif width >= 90:
             sizes = {"id": 11, "prompt": 6, "hit": 4, "out": 6, "phase": 12, "ms": 9}
         elif width >= 64:
-            sizes = {"id": 8, "prompt": 6, "hit": 0, "out": 5, "phase": 11, "ms": 8}
+            sizes = {"id": 10, "prompt": 6, "hit": 0, "out": 5, "phase": 11, "ms": 8}
         elif width >= 44:
             sizes = {"id": 8, "prompt": 0, "hit": 0, "out": 5, "phase": 0, "ms": 8}
         elif width >= 26:
@@ -346,71 +346,7 @@ class Waterfall(Panel):
         self.post_message(self.Moved())
 
 
-def short_id(text: str, cells: int, ellipsis: str = "…") -> str:
-    """An id in exactly `cells` cells; of a long one the end is kept, which is where ids differ."""
-    from tracer.text import fit
-
-    text = clean(text)
-    if cell_width(text) <= cells or cells < 3:
-        return fit(text, cells)
-    if text.isascii():
-        return ellipsis + text[-(cells - 1) :]
-    return fit(text, cells, ellipsis=ellipsis)
-
-
 def _hit(view: RequestView) -> str:
     if not view.cached_tokens or not view.prompt_tokens:
         return ""
     return f"{100 * view.cached_tokens // view.prompt_tokens}%"
-
-
-def phase_text(view: RequestView, look: Look) -> tuple[str, Style]:
-    """Where a request stands, in a word or two and the colour of its stage."""
-    if view.phase is Phase.DONE:
-        reason = view.finish_reason or ("disconnected" if view.disconnected else "done")
-        if view.error or reason == "failed":
-            return reason, look.bad
-        if view.disconnected or reason in ("cancelled", "abort"):
-            return reason, look.warn
-        return reason, look.dim
-    if view.phase is Phase.LOST:
-        return "lost", look.bad
-    if view.phase is Phase.PREEMPTED:
-        return f"preempted {look.glyphs.times}{view.preemptions}", look.bad
-    if view.phase is Phase.PREFILL:
-        done = (view.cached_tokens or 0) + sum(chunk.tokens for chunk in view.chunks)
-        share = f" {min(99, 100 * done // view.prompt_tokens)}%" if view.prompt_tokens else ""
-        return "prefill" + share, look.stage(Stage.PREFILL)
-    if view.phase is Phase.WAITING:
-        return "queued", look.stage(Stage.ADMISSION)
-    if view.phase is Phase.DECODE:
-        again = f" {look.glyphs.preempted}{view.preemptions}" if view.preemptions else ""
-        return "decode" + again, look.stage(Stage.DECODE)
-    if view.phase is Phase.TEARDOWN:
-        return "teardown", look.dim
-    running = next((row.stage for row in view.stages if row.status == "running"), None)
-    return (STAGES[running - 1].label if running else str(view.phase)), look.accent
-
-
-def legend(look: Look, width: int) -> Row:
-    """The stages with their colours, in as many words as fit; by group where glyphs tell them apart."""
-    line = Line(width).put(" ", look.text)
-    glyphs = look.glyphs
-    if not look.fine:
-        for group in Group:
-            first = next(stage.stage for stage in STAGES if stage.group is group)
-            style = look.stage(Stage.PREFILL if group is Group.PREFILL else first)
-            line.put(glyphs.fill[group], style).put(f" {group.value}  ", look.dim)
-        line.put(glyphs.wait, look.text).put(" waiting  ", look.dim).put(glyphs.preempted, look.bad)
-        return line.put(" preempted", look.dim).end(look.text)
-    names = [stage.label for stage in STAGES]
-    tail = f"{glyphs.wait} waiting  {glyphs.preempted} preempted"
-    if sum(len(name) + 4 for name in names) + len(tail) > width:
-        names = list(SHORT_NAMES)
-    wide = sum(len(name) + 3 for name in names) + len(tail) < width
-    for stage, name in zip(STAGES, names, strict=True):
-        line.put("█" if wide else "▌", look.stage(stage.stage)).put(f"{name}  " if wide else f"{name} ", look.dim)
-    if wide:
-        line.put(glyphs.wait, look.stage(Stage.ADMISSION)).put(" waiting  ", look.dim)
-        line.put(glyphs.preempted, look.bad).put(" preempted", look.dim)
-    return line.end(look.text)

@@ -1,0 +1,33 @@
+"""The stages and their colours in one row."""
+
+from __future__ import annotations
+
+from tracer.stages import STAGES, Group, Stage
+from tracer.tui.canvas import Line, Row
+from tracer.tui.theme import Look
+
+SHORT_NAMES = ("recv", "tmpl", "tok", "adm", "kv", "emb", "prefill", "head", "smp", "strm", "decode", "end")
+
+
+def legend(look: Look, width: int) -> Row:
+    """The stages with their colours, in as many words as fit; by group where glyphs tell them apart."""
+    line = Line(width).put(" ", look.text)
+    glyphs = look.glyphs
+    if not look.fine:
+        for group in Group:
+            first = next(stage.stage for stage in STAGES if stage.group is group)
+            style = look.stage(Stage.PREFILL if group is Group.PREFILL else first)
+            line.put(glyphs.fill[group], style).put(f" {group.value}  ", look.dim)
+        line.put(glyphs.wait, look.text).put(" waiting  ", look.dim).put(glyphs.preempted, look.bad)
+        return line.put(" preempted", look.dim).end(look.text)
+    names = [stage.label for stage in STAGES]
+    tail = f"{glyphs.wait} waiting  {glyphs.preempted} preempted"
+    if sum(len(name) + 4 for name in names) + len(tail) > width:
+        names = list(SHORT_NAMES)
+    wide = sum(len(name) + 3 for name in names) + len(tail) < width
+    for stage, name in zip(STAGES, names, strict=True):
+        line.put("█" if wide else "▌", look.stage(stage.stage)).put(f"{name}  " if wide else f"{name} ", look.dim)
+    if wide:
+        line.put(glyphs.wait, look.stage(Stage.ADMISSION)).put(" waiting  ", look.dim)
+        line.put(glyphs.preempted, look.bad).put(" preempted", look.dim)
+    return line.end(look.text)
