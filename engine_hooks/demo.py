@@ -106,7 +106,17 @@ def launch_transformers(model: str, port: int) -> Launch:
     return Launch(command, environment, port, stop_signal=signal.SIGTERM)
 
 
-LAUNCHERS: Final[dict[str, Callable[[str, int], Launch]]] = {"transformers": launch_transformers}
+def launch_vllm(model: str, port: int) -> Launch:
+    """``vllm serve``; see `engine_hooks.vllm_demo`, which takes its `Launch` from here. Raises DemoError."""
+    from engine_hooks import vllm_demo
+
+    return vllm_demo.launch_vllm(model, port)
+
+
+LAUNCHERS: Final[dict[str, Callable[[str, int], Launch]]] = {
+    "transformers": launch_transformers,
+    "vllm": launch_vllm,
+}
 """Engine name → how to start its server on (model, port)."""
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tracer.targets import Target
 
 
-ENGINES = ("transformers",)
+ENGINES = ("transformers", "vllm")
 """What `tracer demo` can start: the keys of `engine_hooks.demo.LAUNCHERS`, here so that --help need not load them."""
 
 

@@ -6,6 +6,7 @@ import random
 import time
 from typing import Any, get_type_hints
 
+import msgspec
 import pytest
 
 from tests.diagnosis.answers import silent
@@ -133,7 +134,7 @@ def test_nothing_that_a_peer_makes_up_breaks_it(seed: int) -> None:
     for event in told:
         state.apply(draw.choice(["a", "b"]), event)
     diagnosis = diagnose(state)
-    assert diagnosis.to_document()["verdict"] == diagnosis.verdict
+    assert msgspec.json.decode(msgspec.json.encode(diagnosis.to_document())) == diagnosis.to_document()
     for width in (20, 100):
         assert "\x1b" not in diagnosis_text(diagnosis, width=width)
     live = LiveDiagnosis(window_s=5)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import engine_hooks
 from engine_hooks import vllm
 from engine_hooks.emitter import Emitter
 from engine_hooks.patching import Patches
@@ -46,6 +47,14 @@ def test_the_plugin_is_inert_unless_switched_on(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("TRACER", raising=False)
     vllm.register()
     assert vllm._hooks is None
+
+
+def test_an_engine_whose_core_is_elsewhere_is_refused_with_what_to_set() -> None:
+    elsewhere = type("LLM", (), {"__module__": "vllm.entrypoints.llm"})()
+    elsewhere.llm_engine = types.SimpleNamespace(engine_core=types.SimpleNamespace())
+    with pytest.raises(engine_hooks.UnknownEngineError, match="set TRACER=1 before it is made") as raised:
+        engine_hooks.attach(elsewhere)
+    assert "\n" not in str(raised.value)
 
 
 def test_the_plugin_loads_nothing_but_the_vocabulary() -> None:

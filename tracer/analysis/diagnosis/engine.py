@@ -175,8 +175,8 @@ def _weight(finding: Finding) -> tuple[bool, float]:
 
 
 def _absorbs(cause: Finding, effect: Finding) -> bool:
-    """Whether `effect` is a consequence of `cause`. A lack of blocks that preempts is told as preemption, unless that is
-    the least of it."""
+    """Whether `effect` is a consequence of `cause`. A lack of blocks that preempts is told as preemption, unless that
+    is the least of it."""
     if effect.rule not in _ABSORBS.get(cause.rule, ()) or not _coincide(cause, effect):
         return False
     if (cause.rule, effect.rule) == ("kv-blocks", "preemption"):

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tracer.stages import Stage, parse
+from tracer.text import clean
 
+SCHEMA: Final = 1
+"""Of the document: raised when the meaning of a key changes or one goes away; new keys do not raise it."""
 AFFECTED_SHOWN: Final = 50
 """Requests that a finding lists by id; `Finding.affected_total` counts all of them."""
 POINTS_SHOWN: Final = 240
@@ -90,8 +93,9 @@ class Diagnosis:
     """Names of all rules that were asked."""
 
     def to_document(self) -> dict[str, object]:
-        """The diagnosis as plain data for JSON; ``docs/diagnosis.md`` describes each field."""
+        """The diagnosis as plain data for JSON, ids cleaned; ``docs/diagnosis.md`` describes each field."""
         return {
+            "schema": SCHEMA,
             "verdict": self.verdict,
             "healthy": not self.findings and not any(entry.symptom for entry in self.cannot_tell),
             "requests": self.requests,
@@ -147,10 +151,10 @@ class Diagnosis:
             "start_ns": finding.start,
             "end_ns": finding.end,
             "confidence": round(finding.confidence, 2),
-            "affected": list(finding.affected),
+            "affected": [clean(name) for name in finding.affected],
             "affected_total": finding.affected_total,
-            "culprit": finding.culprit,
-            "engine": finding.engine,
+            "culprit": None if finding.culprit is None else clean(finding.culprit),
+            "engine": clean(finding.engine),
             "explains": list(finding.explains),
             "evidence": [
                 {

@@ -113,7 +113,9 @@ def _seconds(ms: float | None, digits: int) -> str:
     if ms is None or ms < 999.5:
         return _short_ms(ms)
     seconds = ms / 1000
-    return f"{seconds:.{digits}f}s" if seconds < 9.95 else f"{seconds:.0f}s" if seconds < 999.5 else f"{seconds / 60:.0f}m"
+    if seconds >= 999.5:
+        return f"{seconds / 60:.0f}m"
+    return f"{seconds:.{digits if seconds < 9.95 else 0}f}s"
 
 
 def gauges_of(snapshot: Snapshot | None) -> list[tuple[str, str, str]]:

@@ -1,0 +1,31 @@
+"""Writes `fixtures/schema-<n>.trace`: to be run once for each schema version, and its file then kept for ever.
+
+    python -m tests.recording.make_fixture
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.recording.story import S, some
+from tracer.events import SCHEMA_VERSION
+from tracer.keyframes.keyframer import Keyframer
+from tracer.recording import Recorder
+
+FOLDER = Path(__file__).parent / "fixtures"
+
+
+def main() -> None:
+    """Write the file of the present schema; never over another one."""
+    path = FOLDER / f"schema-{SCHEMA_VERSION}.trace"
+    recorder = Recorder(path, with_text=True, keyframes=Keyframer(), keyframe_ns=S // 4)
+    for number, delivery in enumerate(some(1, requests=5, split=True, output=12, blocks=40)):
+        recorder.write(delivery)
+        if number % 12 == 0:
+            recorder.flush()
+    recorder.mark(1_000 * S, "the first request")
+    recorder.close()
+
+
+if __name__ == "__main__":
+    main()

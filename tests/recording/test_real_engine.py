@@ -1,0 +1,109 @@
+"""A real engine under real traffic, recorded through a socket and a bus: the file tells what a live viewer saw."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.recording.story import fold
+from tracer.bus import Bus
+from tracer.flight import FlightRecorder
+from tracer.intake import Delivery
+from tracer.keyframes.keyframer import Keyframer
+from tracer.player import Player
+from tracer.recording import Recorder
+from tracer.replay import KeyframeIndex, load
+from tracer.sources import DirectorySource
+from tracer.state.trace_state import TraceState
+from tracer.trace_file import TraceFile
+from tracer.triggers import parse
+
+PATIENCE_S = 240.0
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """A socket folder with a path that is short enough."""
+    with tempfile.TemporaryDirectory(prefix="tracer-") as name:
+        yield Path(name)
+
+
+def start(model: Path, sockets: Path, record: Path) -> subprocess.Popen[bytes]:
+    """The demonstration, which records itself too."""
+    env = {**os.environ, "TRACER_SOCKET_DIR": str(sockets), "TRACER_RECORD": str(record)}
+    command = [sys.executable, "-m", "tracer", "demo", "--headless", "--seconds", "14", "--rate", "2", "--model", str(model)]
+    return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+async def folded(deliveries: AsyncIterator[Delivery], state: TraceState) -> None:
+    async for delivery in deliveries:
+        fold([delivery], state)
+
+
+async def run_folder(sockets: Path) -> Path:
+    """The folder that the demonstration's run makes for its processes."""
+    while not (found := [path for path in sockets.glob("run-*") if path.is_dir()]):
+        await asyncio.sleep(0.05)
+    return found[0]
+
+
+@pytest.mark.slow
+async def test_a_recording_of_a_real_engine_is_what_was_seen_live(model_dir: Path, sockets: Path, tmp_path: Path) -> None:
+    path, itself = tmp_path / "live.trace", tmp_path / "itself"
+    itself.mkdir()
+    process = start(model_dir, sockets, itself)
+    state = TraceState()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            bus = Bus()
+            bus.add(DirectorySource(await run_folder(sockets), poll_s=0.05))
+            recorder = Recorder(path, with_text=True, keyframes=Keyframer(), keyframe_ns=3_000_000_000)
+            flight = FlightRecorder(tmp_path / "flight.trace", 1.0, [parse("live>0")], after_s=2)
+            tasks = [
+                asyncio.create_task(recorder.run(bus.subscribe())),
+                asyncio.create_task(flight.run(bus.subscribe())),
+                asyncio.create_task(folded(bus.subscribe(), state)),
+            ]
+            running = asyncio.create_task(bus.run())
+            while process.poll() is None:
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(1.0)
+            await bus.aclose()
+            await asyncio.gather(running, *tasks)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+    assert not recorder.error and not recorder.keyframe_error and recorder.missed == 0
+    live = state.snapshot()
+    assert live.total >= 5 and live.losses.events == 0 and state.unknown == 0
+    assert load(path).digest() == load(path, keyframes=False).digest() == state.digest()
+    with TraceFile(path) as trace:
+        assert trace.problems == [] and len(trace.keyframes) >= 2
+        index = KeyframeIndex(trace)
+        for keyframe in trace.keyframes:
+            before = TraceState()
+            for block in trace.blocks:
+                if block.number < keyframe.number:
+                    fold(trace.read(block), before)
+            assert index.before(keyframe.last).state.digest() == before.digest()
+    player = Player.open(path, now=lambda: 0, paused=True)
+    player.seek_fraction(1.0)
+    while player.status.startswith("seeking"):
+        player.tick()
+    assert player.state.digest() == state.digest()
+    player.close()
+    (own,) = itself.iterdir()
+    told = {view.id for view in load(own).snapshot().requests}
+    assert {view.id for view in live.requests} <= told
+    assert load(own).detail(live.requests[0].id).prompt_text is None  # type: ignore[union-attr]
+    (first, *_) = flight.files
+    with TraceFile(first) as trace:
+        assert trace.problems == [] and trace.marks()[0].text.startswith("live ")

@@ -1,0 +1,90 @@
+"""Every command that the README shows is run: here, by `.ci/run`, or by the test named beside it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+RUN_ELSEWHERE = {
+    "python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt -e '.[transformers]'": ".ci/run",
+    ".venv/bin/tracer demo": "tests/demo/test_demo.py::test_on_a_terminal_it_shows_requests_and_obeys_keys",
+    ".venv/bin/pip install -q -c constraints.txt -e '.[transformers,dev]' && .venv/bin/python -m pytest": ".ci/run",
+    "tracer attach": "tests/cli/test_screen.py::test_attach_joins_the_only_engine_and_leaves_it_alone",
+    "tracer replay slow.trace": "tests/cli/test_studies.py::test_a_recording_is_replayed_in_the_same_screens",
+}
+"""Command → what runs it."""
+
+
+def commands() -> list[str]:
+    """The commands of all shell blocks, without comments, continued lines joined."""
+    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.split("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def test_there_are_commands() -> None:
+    assert len(commands()) >= 8
+
+
+def test_what_is_run_elsewhere_is_really_run_there() -> None:
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    for command, place in RUN_ELSEWHERE.items():
+        assert command in commands(), f"{command} left the README"
+        if place == ".ci/run":
+            for part in command.split(" && "):
+                words = shlex.split(part)
+                assert words[-1] in ci or "[transformers,dev]" in ci, part
+        else:
+            path, _, name = place.partition("::")
+            assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_other_commands_run(model_dir: Path, tmp_path: Path) -> None:
+    """In the README's order, on a real engine: each one's product is the next one's input."""
+    from tests.hooks.server import free_port
+
+    environment = {**__import__("os").environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    (tmp_path / "model").symlink_to(model_dir)
+    port = free_port()
+    engine: subprocess.Popen[str] | None = None
+    ran = []
+    try:
+        for command in commands():
+            if command in RUN_ELSEWHERE:
+                continue
+            words = shlex.split(command)
+            assert words[0] == "tracer", command
+            if "serve" in words:
+                words += ["--port", str(port), "--cb-num-blocks", "64", "--cb-block-size", "16", "--device", "cpu"]
+                words = ["4" if word == "60" else word for word in words]
+                if "--headless" not in words:
+                    words.insert(words.index("run") + 1, "--headless")
+            words = [str(engine.pid) if word in ("PID", "4711") and engine else word for word in words]
+            line = [sys.executable, "-m", *words]
+            if "serve" in words and "--seconds" not in words:
+                # It goes on for as long as one likes: the commands below look at it.
+                engine = subprocess.Popen(line, cwd=tmp_path, env=environment, text=True, stderr=subprocess.PIPE)
+                assert engine.stderr is not None
+                for told in engine.stderr:
+                    if "Uvicorn running" in told:
+                        break
+                port = free_port()
+            else:
+                done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+                assert done.returncode == 0, f"{command}: {done.stderr}"
+                assert done.stdout.strip() or done.stderr.strip(), command
+            ran.append(command)
+    finally:
+        if engine is not None:
+            engine.terminate()
+            engine.communicate(timeout=60)
+    assert len(ran) >= 5
