@@ -26,8 +26,11 @@ EVENT_BYTES: Final = 4 * 1024 * 1024
 ROOM: Final = 200_000
 """Events that may wait for a slow disk, minutes of a busy engine. Beyond it new ones are left out, counted."""
 
-_AHEAD: Final = 10 * NS_PER_S
+AHEAD: Final = 10 * NS_PER_S
 """An event stamped further in the future than this, by the same clock, says nothing about when it was known."""
+
+BEHIND: Final = NS_PER_S
+"""Nor does one that is further behind the begin of the recording: whoever attaches late is told what was before."""
 
 
 class Made(NamedTuple):
@@ -55,13 +58,15 @@ def known_at(event: Event) -> int:
 
 
 class BlockMaker:
-    """Collects deliveries and makes blocks of them. Text of requests is left out unless `with_text`.
+    """Collects deliveries and makes blocks of them. Text of requests is left out unless `with_text`; `began` is when
+    that begins, by our clock (ns).
 
     `put` and `take` belong to one thread, `make` may run in another.
     """
 
-    def __init__(self, *, with_text: bool) -> None:
+    def __init__(self, *, with_text: bool, began: int) -> None:
         self.with_text = with_text
+        self._floor = began - BEHIND
         self.waiting = 0
         """Events that wait to be made a block of."""
         self.missed = 0
@@ -189,7 +194,9 @@ class BlockMaker:
         for delivery in written:
             header = self.sources.get(delivery.source)
             same_clock = header is not None and header.boot_id == clock.boot_id() != ""
-            latest = now + _AHEAD if same_clock else 1 << 62
+            latest = now + AHEAD if same_clock else 1 << 62
+            if same_clock and delivery.events:
+                self.due = max(self.due, self._floor)
             for event in delivery.events:
                 at = known_at(event)
                 if self.due < at <= latest:

@@ -95,7 +95,7 @@ class FlightRecorder:
         self._on_written = on_written
         self._on_error = on_error
         self._now = now
-        self._maker = BlockMaker(with_text=with_text)
+        self._maker = BlockMaker(with_text=with_text, began=now())
         self._maker.number = _RESERVED
         self._groups: deque[_Group] = deque()
         self._known: dict[str, tuple[Header | None, Retained]] = {}
@@ -241,7 +241,7 @@ class FlightRecorder:
         self.files.append(path)
         self._file, self._reason, self._until = file, reason, self._now() + self._after_ns
         first = self._groups[0]
-        begin = BlockMaker(with_text=self._maker.with_text)
+        begin = BlockMaker(with_text=self._maker.with_text, began=first.begin)
         begin.due, begin.seqs = first.begin, dict(first.seqs)
         for made in begin.make_known(first.known):
             file.put(made)

@@ -64,7 +64,7 @@ class Recorder:
         """Why no more keyframes are made; the recording goes on without."""
         self.events = 0
         """Events in the file."""
-        self._maker = BlockMaker(with_text=with_text)
+        self._maker = BlockMaker(with_text=with_text, began=now())
         self._file = BlockFile(self.path, with_text=with_text, overwrite=overwrite, on_error=on_error)
         self._now = now
         self._keyframes = keyframes

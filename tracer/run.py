@@ -142,6 +142,7 @@ class Run:
         """Whether a traced process has appeared."""
         self._hooks = hooks
         self._recorder = recorder
+        self._recording: asyncio.Task[None] | None = None
         self._started_at: float | None = None
         self._ended_at: float | None = None
         self._finished = False
@@ -166,7 +167,8 @@ class Run:
         self._started_at = time.monotonic()
         helpers = [asyncio.create_task(self._serve(child)), asyncio.create_task(self._watch())]
         if self._recorder is not None:
-            helpers.append(asyncio.create_task(self._recorder.run(self.bus.subscribe())))
+            self._recording = asyncio.create_task(self._recorder.run(self.bus.subscribe()))
+            helpers.append(self._recording)
         try:
             ended = asyncio.create_task(child.wait())
             await asyncio.wait({ended, helpers[0]}, return_when=asyncio.FIRST_COMPLETED)
@@ -174,7 +176,7 @@ class Run:
                 helpers[0].result()  # what went wrong there ends the run
             code = await ended
             self._ended_at = time.monotonic()
-            if self._recorder is not None:
+            if self._recording is not None and not self._recording.done():
                 await asyncio.sleep(LAST_EVENTS_S)
         finally:
             for helper in helpers:
@@ -206,6 +208,10 @@ class Run:
         The exit code for us: 0 without a signal, else that of the command or 128 + n (`Job.transparent`).
         """
         self.stopping = True
+        if self._recording is not None:
+            # What an engine says while we end it is no part of the story: some call it a crash.
+            self._recording.cancel()
+            await asyncio.gather(self._recording, return_exceptions=True)
         await self._finish()
         code = 0
         if self.child is not None:

@@ -353,8 +353,9 @@ class TraceFile:
             kinds[block.kind].append(block)
 
     def _put_in_order(self) -> None:
-        """Times of the blocks never go back, whatever their headers say: a place is found by halving."""
-        reached = 0
+        """Times of the blocks never go back, whatever their headers say: a place is found by halving. What comes before
+        the first event is of its time."""
+        reached = next((block.first for block in self.blocks if block.events), 0)
         for place, block in enumerate(self.blocks):
             first = min(max(block.first, reached), _END_OF_TIME)
             reached = min(max(block.last, first), _END_OF_TIME)
@@ -381,7 +382,7 @@ def repair(path: Path | str) -> list[str]:
         if not problems:
             return []
         blocks = sorted((*trace.blocks, *trace.keyframes, *trace._marks))
-        maker = BlockMaker(with_text=trace.with_text)
+        maker = BlockMaker(with_text=trace.with_text, began=trace.begin)
         maker.number, maker.due = blocks[-1].number + 1, trace.end
         maker.sources.update(trace.sources)
         for delivery in (told for block in trace.blocks for told in trace.read(block)):

@@ -1,8 +1,9 @@
-"""What a recording costs: `python tests/bench/recording.py [--minutes 60] [--keep FILE] [--restore-only]`.
+"""What a recording costs: `python -m tests.bench.recording [--minutes 60] [--output 300] [--keep FILE]`.
 
-Writes the trace of an engine at 3,000 tokens a second (60 tokens a step, 50 steps a second, 10 requests a second with
-300 tokens of output each), made from a seed, through a `Recorder`, and prints: bytes an hour; the cost of
-recording; how long it takes to open the file with and without keyframes; seeks; memory.
+Writes the trace of an engine at 3,000 tokens a second (60 tokens a step, 50 steps a second; 10 requests a second with 300
+tokens of output each unless `--output` says otherwise), made from a seed, through a `Recorder`, and prints: bytes an hour;
+the cost of recording; how long it takes to open the file with and without keyframes; seeks; memory. Times are those of
+this process's CPU, and of the wall clock beside it: on a busy machine only the first says something about the code.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+from tracer.blocks import BASE
 from tracer.clock import NS_PER_MS, NS_PER_S, ClockAnchor
 from tracer.events import (
     Begin, Closed, Coverage, End, Engine, EngineStatus, Event, Finished, Header, Heartbeat, Params, Prompt, Queued,
@@ -25,21 +27,30 @@ from tracer.events import (
 )  # fmt: skip
 from tracer.intake import Delivery
 from tracer.keyframes.keyframer import Keyframer
+from tracer.player import Player
 from tracer.recording import Recorder
+from tracer.replay import load
 from tracer.stages import Stage
+from tracer.trace_file import TraceFile
 
 US = 1_000
 START = 50_000 * NS_PER_S
 BLOCKS = 16_384
-HEADER = Header(1, "host:4711:0f1e2d3c", 4711, "engine", "synthetic engine", "host", "", ClockAnchor(START, 1_800_000_000 * NS_PER_S))
+HEADER = Header(
+    1, "host:4711:0f1e2d3c", 4711, "engine", "synthetic engine", "host", "", ClockAnchor(START, 1_800_000_000 * NS_PER_S)
+)  # fmt: skip
+STEP_PARTS_US = (
+    (200, 500), (60, 200), (20, 60), (10, 30), (9_000, 14_000), (400, 900), (900, 2_000), (30, 90), (100, 600),
+)  # fmt: skip
+"""Scheduled, launched, embedding, layers, head, logits, sampled, token, end: how long each takes, at least and at most."""
 
 
 class Load:
     """An engine under steady load, told as hooks tell it."""
 
-    def __init__(self, seed: int = 0, *, arrivals: float = 10.0, output: int = 300, step_ms: float = 20.0) -> None:
+    def __init__(self, seed: int = 0, *, output: int = 300, step_ms: float = 20.0) -> None:
         self.random = random.Random(seed)
-        self.arrivals, self.output, self.step_ms = arrivals, output, step_ms
+        self.arrivals, self.output, self.step_ms = 3_000 / output, output, step_ms
         self.tokens = 0
         self.steps = 0
         self.requests = 0
@@ -63,7 +74,8 @@ class Load:
         while t < end:
             while next_arrival <= t:
                 key += 1
-                waiting.append((key, int(min(4_000, chance.lognormvariate(6, 0.8))), max(1, int(chance.expovariate(1 / self.output)))))
+                prompt, tokens = int(min(4_000, chance.lognormvariate(6, 0.8))), int(chance.expovariate(1 / self.output))
+                waiting.append((key, prompt, max(1, tokens)))
                 events += self._front_end(next_arrival, key, waiting[-1][1])
                 next_arrival += int(chance.expovariate(self.arrivals) * NS_PER_S)
             odd: list[int] = []
@@ -86,7 +98,7 @@ class Load:
                     blocks += (one, len(tables[one]))
                     ids += (one, len(tables[one]) - 1, 1, tables[one][-1])
             at, offsets = 0, []
-            for low, high in ((200, 500), (60, 200), (20, 60), (10, 30), (9_000, 14_000), (400, 900), (900, 2_000), (30, 90), (100, 600)):
+            for low, high in STEP_PARTS_US:
                 at += chance.randrange(low * US, high * US)
                 offsets.append(at)
             events.append(Step(
@@ -111,7 +123,8 @@ class Load:
                     del running[one]
                 elif t >= state[4]:
                     state[4] = t + 250 * NS_PER_MS
-                    events.append(Sent(token + chance.randrange(300) * US, one, state[3], 31 * state[3], state[3], 90_000 * state[3]))
+                    sent = state[3]
+                    events.append(Sent(token + chance.randrange(300) * US, one, sent, 31 * sent, sent, 90_000 * sent))
             t += max(int(self.step_ms * NS_PER_MS), offsets[-1])
             n += 1
             if t >= beat:
@@ -119,7 +132,10 @@ class Load:
                 events.append(Heartbeat(t, (t - START) // 2, 1 << 34, 0, self.events, 1_000_000, 12))
             if t >= roster:
                 roster += NS_PER_S
-                rows = [v for one, s in running.items() for v in (one, s[2], s[3], len(tables[one]), s[0], int(one in members))]
+                rows = [
+                    value for one, (prompt, _, cached, sent, _) in running.items()
+                    for value in (one, cached, sent, len(tables[one]), prompt, int(one in members))
+                ]  # fmt: skip
                 events.append(Roster(t, n - 1, pack_u32(rows)))
             if t >= drain:
                 drain = t + 50 * NS_PER_MS
@@ -150,35 +166,113 @@ class Load:
         closed = done + around(300, 2_000) * US
         return [
             Finished(done, key, "stop", tokens), Released(done + around(10, 90) * US, key, blocks, 0),
-            Sent(closed - 100, key, tokens + 2, 31 * tokens, tokens, 90_000 * tokens), Closed(closed, key, 200, 31 * tokens),
+            Sent(closed - 100, key, tokens + 2, 31 * tokens, tokens, 90_000 * tokens),
+            Closed(closed, key, 200, 31 * tokens),
         ]  # fmt: skip
 
 
-def record(path: Path, seconds: float, *, keyframes: bool) -> None:
-    """Write the trace and say what that cost."""
-    load = Load()
+class Stopwatch:
+    """CPU and wall time of a with block, in seconds."""
+
+    def __enter__(self) -> Stopwatch:
+        self._begin = time.process_time(), time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cpu = time.process_time() - self._begin[0]
+        self.wall = time.perf_counter() - self._begin[1]
+
+    def __str__(self) -> str:
+        return f"{self.cpu:.2f} s CPU, {self.wall:.2f} s wall"
+
+
+def record(path: Path, seconds: float, output: int, *, keyframes: bool) -> str:
+    """Write the trace and say what that cost; the digest of the state that was folded for keyframes."""
+    load = Load(output=output)
     moment = [START]
     keyframer = Keyframer() if keyframes else None
     recorder = Recorder(path, keyframes=keyframer, overwrite=True, now=lambda: moment[0])
     spent = 0.0
     for delivery in load.deliveries(seconds):
-        begin = time.perf_counter()
+        begin = time.process_time()
         if delivery.events:
             moment[0] = delivery.events[-1].t
         recorder.write(delivery)
-        spent += time.perf_counter() - begin
-    begin = time.perf_counter()
+        spent += time.process_time() - begin
     recorder.close()
-    spent += time.perf_counter() - begin
-    size = recorder.size
-    what = "with keyframes" if keyframes else "events alone"
-    print(f"recorded {what}: {load.events:,} events, {load.steps:,} steps, {load.tokens:,} tokens, {load.requests:,} requests")
-    print(f"  {size / 1e6:.1f} MB, {size / seconds * 3600 / 1e6:.1f} MB/h; {spent:.1f} s, {spent / seconds:.2%} of a core "
-          f"{recorder.error} {recorder.keyframe_error}")  # fmt: skip
-    if keyframer is not None:
-        print(f"  digest of the state that was folded while recording: {keyframer.state.digest()}")
+    assert not recorder.error and not recorder.keyframe_error, (recorder.error, recorder.keyframe_error)
+    what = "with keyframes" if keyframes else "events alone (as an engine records)"
+    print(f"recorded {what}: {load.tokens:,} tokens in {load.steps:,} steps of {load.requests:,} requests, "
+          f"{load.events:,} events")  # fmt: skip
+    print(f"  {recorder.size / 1e6:.1f} MB, {recorder.size / seconds * 3.6e-3:.1f} MB an hour; "
+          f"{spent / seconds:.2%} of a core")  # fmt: skip
+    return keyframer.state.digest() if keyframer is not None else ""
+
+
+def open_and_load(path: Path, digest: str) -> None:
+    """How long it takes until there is something to show."""
+    with Stopwatch() as watch, TraceFile(path) as trace:
+        kinds = {"events": trace.blocks, "keyframes": trace.keyframes,
+                 "whole keyframes": [block for block in trace.keyframes if block.flags & BASE]}  # fmt: skip
+        parts = ", ".join(f"{len(blocks)} blocks of {name} {sum(b.size for b in blocks) / 1e6:.1f} MB"
+                          for name, blocks in kinds.items())  # fmt: skip
+    print(f"opened: {watch}; {parts}")
+    for keyframes in (True, False):
+        gc.collect()
+        before = resident()
+        with Stopwatch() as watch:
+            state = load(path, keyframes=keyframes)
+        grown = resident() - before
+        same = state.digest() == digest
+        print(f"  state at the end {'from keyframes' if keyframes else 'from all events'}: {watch}, {grown:.0f} MB, "
+              f"digest {'as recorded' if same else 'DIFFERS'}")  # fmt: skip
+        del state
+
+
+def seek(path: Path, count: int) -> None:
+    """Random seeks, each with the first snapshot that a screen takes afterwards, in milliseconds."""
+    with TraceFile(path) as trace:
+        player = Player(trace, paused=True)
+        chance = random.Random(1)
+        costs: dict[str, list[float]] = {"seek, CPU": [], "seek, wall": [], "first snapshot, CPU": []}
+        for _ in range(count):
+            t = chance.randrange(trace.begin, trace.end)
+            with Stopwatch() as watch:
+                player.seek(t)
+                while player.status.startswith("seeking"):
+                    player.tick()
+            costs["seek, CPU"].append(watch.cpu * 1e3)
+            costs["seek, wall"].append(watch.wall * 1e3)
+            with Stopwatch() as watch:
+                player.state.snapshot(now=player.now(), limit=40, reverse=True)
+            costs["first snapshot, CPU"].append(watch.cpu * 1e3)
+    for name, values in costs.items():
+        p50, p95 = statistics.median(values), sorted(values)[int(0.95 * len(values))]
+        print(f"  {name}: p50 {p50:.1f} ms, p95 {p95:.1f} ms, at best {min(values):.1f} ms")
 
 
 def resident() -> float:
     """Memory of this process now, in MB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=60.0, help="length of the trace (default 60)")
+    parser.add_argument("--output", type=int, default=300, help="mean output tokens of a request (default 300)")
+    parser.add_argument("--seeks", type=int, default=40)
+    parser.add_argument("--keep", type=Path, help="keep the recording here")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = options.keep or Path(folder) / "bench.trace"
+        record(Path(folder) / "engine.trace", options.minutes * 60, options.output, keyframes=False)
+        digest = record(path, options.minutes * 60, options.output, keyframes=True)
+        open_and_load(path, digest)
+        print(f"{options.seeks} seeks to anywhere")
+        seek(path, options.seeks)
+        print(f"most memory at any time: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:.0f} MB")
+
+
+if __name__ == "__main__":
+    main()

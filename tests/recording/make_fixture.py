@@ -21,7 +21,7 @@ def main() -> None:
     recorder = Recorder(path, with_text=True, keyframes=Keyframer(), keyframe_ns=S // 4)
     for number, delivery in enumerate(some(1, requests=5, split=True, output=12, blocks=40)):
         recorder.write(delivery)
-        if number % 12 == 0:
+        if number % 4 == 0:
             recorder.flush()
     recorder.mark(1_000 * S, "the first request")
     recorder.close()

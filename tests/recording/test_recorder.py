@@ -114,6 +114,20 @@ def test_a_block_says_when_its_events_were_known(tmp_path: Path) -> None:
         assert trace.events == 3
 
 
+def test_what_was_told_of_the_time_before_the_recording_does_not_make_it_begin_earlier(tmp_path: Path) -> None:
+    """Whoever attaches late is told what was before: an engine that came up three hours ago."""
+    now = clock.now()
+    mine = msgspec.structs.replace(header("engine"), boot_id=clock.boot_id())
+    recorder = Recorder(tmp_path / "a.trace", now=lambda: now)
+    recorder.write(Delivery("engine", mine))
+    recorder.flush()
+    recorder.write(told(Received(max(now - 3 * 3600 * S, 0), 1, "r1"), Heartbeat(now - S // 2), Heartbeat(now)))
+    recorder.close()
+    with TraceFile(recorder.path) as trace:
+        assert (trace.begin, trace.end) == (now - S, now)
+        assert [block.events for block in trace.blocks] == [0, 3]
+
+
 def test_large_deliveries_are_cut_into_blocks_and_what_is_too_large_is_a_gap(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "a.trace", with_text=True)
     many: list[Event] = [Output(S + n, 1, n * 20_000, "x" * 20_000) for n in range(400)]

@@ -39,7 +39,7 @@ def capturing(feed: FixedFeed, **options: Any) -> Any:
 LOOKS = {"dark": Look(DARK, UNICODE), "ansi": Look(ANSI16, UNICODE), "mono": Look(MONO, ASCII)}
 
 
-@pytest.mark.parametrize("size", [(200, 60), (80, 24), (37, 11)])
+@pytest.mark.parametrize("size", [pytest.param((200, 60), marks=pytest.mark.slow), (80, 24), (37, 11)])
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("stock", [False, True])
 async def test_incremental_screen_equals_a_forced_repaint(

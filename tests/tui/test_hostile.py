@@ -81,6 +81,7 @@ class Log:
         self.path = texts[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 async def test_hostile_text_everywhere_breaks_nothing_and_reaches_no_terminal(group: str) -> None:
     texts = GROUPS[group]
@@ -131,7 +132,7 @@ async def test_hostile_text_everywhere_breaks_nothing_and_reaches_no_terminal(gr
 
 
 async def test_hostile_text_is_shown_verbatim() -> None:
-    texts = MARKUP + SEQUENCES[:7] + BIDI
+    texts = [*MARKUP[2:8:2], *SEQUENCES[:3], *BIDI[:2]]
     events = [event for key, text in enumerate(texts, 1) for event in request_events(key, text)]
     feed = FixedFeed([ENGINE, *events], START + NS_PER_S)
     app = app_on(feed, log=Log(texts))
@@ -148,14 +149,15 @@ async def test_hostile_text_is_shown_verbatim() -> None:
         app.set_focus(app.live.log_pane)
         await pilot.press("m")
         seen = ""
-        for _ in range(4):
+        for _ in range(2):
             await settle(pilot)
             seen += text_of(app)
             await pilot.press("pageup")
-        for text in texts[-10:]:
+        for text in texts[-5:]:
             assert f"ERROR {clean(text)}" in seen
 
 
+@pytest.mark.slow
 async def test_wide_text_keeps_the_border_in_its_column_at_every_width() -> None:
     events = [event for key, text in enumerate(WIDE, 1) for event in request_events(key, text)]
     feed = FixedFeed([facts("".join(WIDE)), *events], START + NS_PER_S)

@@ -17,6 +17,7 @@ from tracer.tui.theme import ANSI16, ASCII, DARK, MONO, UNICODE, Look
 AT = START + 9_500 * NS_PER_MS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("look", [Look(DARK, UNICODE), Look(ANSI16, UNICODE), Look(MONO, ASCII)])
 async def test_every_part_paints_rows_of_its_width_at_every_width_and_height(busy: Timeline, look: Look) -> None:
     app = app_at(busy, AT, look=look)
@@ -59,6 +60,7 @@ async def test_screens_of_any_size_work(busy: Timeline, size: tuple[int, int]) -
         assert {cell_width(row) for row in rows_of(app)} == {size[0]}
 
 
+@pytest.mark.slow
 async def test_a_storm_of_resizes_while_it_streams_ends_in_the_right_screen(busy: Timeline) -> None:
     draw = random.Random(11)
     feed = FixedFeed(busy.events, START + NS_PER_S)
