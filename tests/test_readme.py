@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -18,6 +19,7 @@ RUN_ELSEWHERE = {
     ".venv/bin/tracer demo": "tests/demo/test_demo.py::test_on_a_terminal_it_shows_requests_and_obeys_keys",
     ".venv/bin/pip install -q -c constraints.txt -e '.[transformers,dev]' && .venv/bin/python -m pytest": ".ci/run",
     "tracer attach": "tests/cli/test_screen.py::test_attach_joins_the_only_engine_and_leaves_it_alone",
+    "tracer run -- vllm serve MODEL": "tests/vllm/test_serve.py::test_three_processes_tell_one_story",
     "tracer replay slow.trace": "tests/cli/test_studies.py::test_a_recording_is_replayed_in_the_same_screens",
 }
 """Command → what runs it."""
@@ -52,7 +54,13 @@ def test_the_other_commands_run(model_dir: Path, tmp_path: Path) -> None:
     """In the README's order, on a real engine: each one's product is the next one's input."""
     from tests.hooks.server import free_port
 
-    environment = {**__import__("os").environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    sockets = tmp_path / "s"
+    sockets.mkdir(mode=0o700)
+    environment = {
+        **os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRACER_SOCKET_DIR": str(sockets),
+        "TRACER_LOG_DIR": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }  # fmt: skip
+    pid = ""
     (tmp_path / "model").symlink_to(model_dir)
     port = free_port()
     engine: subprocess.Popen[str] | None = None
@@ -68,16 +76,17 @@ def test_the_other_commands_run(model_dir: Path, tmp_path: Path) -> None:
                 words = ["4" if word == "60" else word for word in words]
                 if "--headless" not in words:
                     words.insert(words.index("run") + 1, "--headless")
-            words = [str(engine.pid) if word in ("PID", "4711") and engine else word for word in words]
+            words = [pid if word in ("PID", "4711") else word for word in words]
             line = [sys.executable, "-m", *words]
             if "serve" in words and "--seconds" not in words:
                 # It goes on for as long as one likes: the commands below look at it.
                 engine = subprocess.Popen(line, cwd=tmp_path, env=environment, text=True, stderr=subprocess.PIPE)
                 assert engine.stderr is not None
-                for told in engine.stderr:
-                    if "Uvicorn running" in told:
-                        break
+                assert any("Uvicorn running" in told for told in engine.stderr), "the engine did not come up"
                 port = free_port()
+                listed = subprocess.run([sys.executable, "-m", "tracer", "attach", "--list"], env=environment,
+                                        capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
+                pid = listed.stdout.splitlines()[1].split()[1]
             else:
                 done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
                 assert done.returncode == 0, f"{command}: {done.stderr}"

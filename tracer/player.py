@@ -86,7 +86,7 @@ class Player:
         self._index = KeyframeIndex(trace)
         self._cursor = Cursor(self._index)
         self.state: TraceState = self._cursor.state
-        """The state at the playhead; another object after a seek."""
+        """The state at the playhead. Another object after a seek; the one before is of no use then."""
         self._playhead = trace.begin
         self._last_tick = now()
         self._said_until = 0

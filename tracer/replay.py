@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -31,6 +32,10 @@ from tracer.zstd_frames import pack, unpack
 
 NEAR_NS: Final = 2 * NS_PER_S
 """So far ahead one folds on from where one is: a keyframe is not reached sooner."""
+
+
+STEPS_KEPT: Final = 512
+"""Blocks whose steps are remembered: a player is mostly sent to somewhere near."""
 
 
 class Place(NamedTuple):
@@ -58,6 +63,7 @@ class KeyframeIndex:
     def __init__(self, trace: TraceFile, *, keyframe_ns: int = KEYFRAME_NS) -> None:
         self.trace = trace
         self._keyframe_ns = keyframe_ns
+        self._steps: OrderedDict[int, dict[str, list[Step]]] = OrderedDict()
         self._numbers = [block.number for block in trace.blocks]
         self._by_number = {block.number: block for block in trace.blocks}
         self._own: list[_Made] = []
@@ -165,14 +171,21 @@ class KeyframeIndex:
         return Place(state, block, checks)
 
     def _steps_in(self, number: int) -> dict[str, list[Step]]:
+        known = self._steps.get(number)
+        if known is not None:
+            self._steps.move_to_end(number)
+            return known
         block = self._by_number.get(number)
-        if block is None or self.trace.content(block) is None:
+        if block is None:
             raise StepsLostError(number)
         steps: dict[str, list[Step]] = {}
         for delivery in self.trace.read(block):
-            found = [event for event in delivery.events if type(event) is Step]
-            if found:
-                steps.setdefault(delivery.source, []).extend(found)
+            steps.setdefault(delivery.source, []).extend([e for e in delivery.events if type(e) is Step])
+        if self.trace.damaged(block):
+            raise StepsLostError(number)
+        self._steps[number] = steps
+        if len(self._steps) > STEPS_KEPT:
+            self._steps.popitem(last=False)
         return steps
 
 
@@ -187,7 +200,7 @@ class Item(NamedTuple):
 
 
 class Cursor:
-    """A place in a trace file, and the state there."""
+    """A place in a trace file, and the state there: another object after a `jump`, when the one before is of no use."""
 
     def __init__(self, index: KeyframeIndex) -> None:
         self.index = index
@@ -258,6 +271,10 @@ class Cursor:
 
     def jump(self, t: int) -> None:
         """Go to the nearest place at or before the instant `t` (ns) that is quick to reach: `advance` does the rest."""
+        with without_collections():
+            self._jump(t)
+
+    def _jump(self, t: int) -> None:
         ahead = self.due <= t
         if ahead and t - self.due < NEAR_NS:
             return
@@ -265,6 +282,7 @@ class Cursor:
         reached = self.trace.blocks[block - 1].last if block else self.trace.begin
         if ahead and reached <= self.due:
             return  # there is nothing nearer than where we are
+        _take_apart(self.state)
         self.state, self._next, self._checks = state, block, checks
         self._items, self._at = [], 0
         self.due = self.active = reached
@@ -293,6 +311,16 @@ def items(deliveries: list[Delivery], block: Block) -> Iterator[Item]:
             if at > due:
                 due = min(at, block.last)
             yield Item(due, delivery.source, event)
+
+
+def _take_apart(state: TraceState) -> None:
+    """Let go of a state that nobody shows any more. Its parts refer to each other: until the garbage collector finds
+    that out, which takes it tenths of a second, a dozen of them would stay in memory."""
+    for source in state.sources.values():
+        vars(source.batch).clear()
+        vars(source).clear()
+    vars(state.requests).clear()
+    vars(state).clear()
 
 
 def _is_calm(item: Item) -> bool:

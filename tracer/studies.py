@@ -48,6 +48,27 @@ def state_of(target: str) -> TraceState:
     return state
 
 
+def observed(target: str) -> TraceState:
+    """As `state_of`, with what a diagnosis wants to know over time kept as well, and more requests and steps.
+
+    Raises what `state_of` raises.
+    """
+    if not is_trace(target):
+        return state_of(target)
+    from tracer.analysis.diagnosis.series import ObservedState
+    from tracer.trace_file import TraceFile
+
+    state = ObservedState(keep_finished=20_000, keep_steps=200_000)
+    with TraceFile(target) as trace:
+        for delivery in trace.deliveries():
+            if delivery.header is not None:
+                state.add_source(delivery.header)
+            state.unknown += delivery.unknown
+            for event in delivery.events:
+                state.apply(delivery.source, event)
+    return state
+
+
 def new_recorder(path: Path, with_text: bool) -> Recorder:
     """A recorder that says on stderr when it can write no more. Raises TraceFileError."""
     from tracer.keyframes.keyframer import Keyframer
@@ -117,7 +138,7 @@ def diagnose(options: argparse.Namespace) -> int:
     from tracer.analysis.diagnosis import command
     from tracer.export.diagnosis_text import diagnosis_text
 
-    answer = command.run(options, state_of)
+    answer = command.run(options, observed)
     if options.json:
         print(json.dumps(answer.diagnosis.to_document(), indent=2))
     else:

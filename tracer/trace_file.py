@@ -151,6 +151,10 @@ class TraceFile:
             self._note(f"{error} at byte {block.offset:,}")
             return None
 
+    def damaged(self, block: Block) -> bool:
+        """Whether a block that was read turned out to be damaged."""
+        return block.number in self._bad
+
     def read(self, block: Block) -> list[Delivery]:
         """The deliveries in a block of events, as they were recorded; none when it is damaged."""
         return [told for told, _ in self._parts(block)]

@@ -1,9 +1,10 @@
 """What a recording costs: `python -m tests.bench.recording [--minutes 60] [--output 300] [--keep FILE]`.
 
-Writes the trace of an engine at 3,000 tokens a second (60 tokens a step, 50 steps a second; 10 requests a second with 300
-tokens of output each unless `--output` says otherwise), made from a seed, through a `Recorder`, and prints: bytes an hour;
-the cost of recording; how long it takes to open the file with and without keyframes; seeks; memory. Times are those of
-this process's CPU, and of the wall clock beside it: on a busy machine only the first says something about the code.
+Writes the trace of an engine at 3,000 tokens a second (60 tokens a step, 50 steps a second; 10 requests a second with
+300 tokens of output each unless `--output` says otherwise), made from a seed, through a `Recorder`. Prints bytes an
+hour, the cost of recording, how long it takes to open the file with and without keyframes, seeks, and memory. Times are
+those of this process's CPU, and of the wall clock beside it: on a busy machine only the first says something about the
+code.
 """
 
 from __future__ import annotations
@@ -22,8 +23,26 @@ from pathlib import Path
 from tracer.blocks import BASE
 from tracer.clock import NS_PER_MS, NS_PER_S, ClockAnchor
 from tracer.events import (
-    Begin, Closed, Coverage, End, Engine, EngineStatus, Event, Finished, Header, Heartbeat, Params, Prompt, Queued,
-    Received, Released, Roster, Scheduled, Sent, Step, pack_u32,
+    Begin,
+    Closed,
+    Coverage,
+    End,
+    Engine,
+    EngineStatus,
+    Event,
+    Finished,
+    Header,
+    Heartbeat,
+    Params,
+    Prompt,
+    Queued,
+    Received,
+    Released,
+    Roster,
+    Scheduled,
+    Sent,
+    Step,
+    pack_u32,
 )  # fmt: skip
 from tracer.intake import Delivery
 from tracer.keyframes.keyframer import Keyframer
@@ -37,12 +56,13 @@ US = 1_000
 START = 50_000 * NS_PER_S
 BLOCKS = 16_384
 HEADER = Header(
-    1, "host:4711:0f1e2d3c", 4711, "engine", "synthetic engine", "host", "", ClockAnchor(START, 1_800_000_000 * NS_PER_S)
+    1, "host:4711:0f1e2d3c", 4711, "engine", "synthetic engine", "host", "",
+    ClockAnchor(START, 1_800_000_000 * NS_PER_S),
 )  # fmt: skip
 STEP_PARTS_US = (
     (200, 500), (60, 200), (20, 60), (10, 30), (9_000, 14_000), (400, 900), (900, 2_000), (30, 90), (100, 600),
 )  # fmt: skip
-"""Scheduled, launched, embedding, layers, head, logits, sampled, token, end: how long each takes, at least and at most."""
+"""Scheduled, launched, embedding, layers, head, logits, sampled, token, end: what each takes, from … to."""
 
 
 class Load:
@@ -74,8 +94,8 @@ class Load:
         while t < end:
             while next_arrival <= t:
                 key += 1
-                prompt, tokens = int(min(4_000, chance.lognormvariate(6, 0.8))), int(chance.expovariate(1 / self.output))
-                waiting.append((key, prompt, max(1, tokens)))
+                prompt, tokens = chance.lognormvariate(6, 0.8), chance.expovariate(1 / self.output)
+                waiting.append((key, max(1, int(min(4_000, prompt))), max(1, int(tokens))))
                 events += self._front_end(next_arrival, key, waiting[-1][1])
                 next_arrival += int(chance.expovariate(self.arrivals) * NS_PER_S)
             odd: list[int] = []

@@ -1,4 +1,4 @@
-"""Recorded traces for tests: simulated engines written through a real `Recorder`, and what a live viewer saw of them."""
+"""Recorded traces for tests: simulated engines written through a `Recorder`, and what a live viewer saw of them."""
 
 from __future__ import annotations
 

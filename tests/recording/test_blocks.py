@@ -65,7 +65,7 @@ def test_a_block_that_claims_to_hold_more_than_allowed_is_not_unpacked() -> None
 
 @pytest.mark.parametrize("frame", [b"", b"\x28\xb5\x2f\xfd", os.urandom(100), pack(b"abc")[:-1], pack(b"abc")[:-6]])
 def test_what_is_no_whole_frame_is_refused_in_words(frame: bytes) -> None:
-    with pytest.raises(PackingError, match="."):
+    with pytest.raises(PackingError, match=r"."):
         unpack(frame, 3)
 
 

@@ -193,7 +193,8 @@ def test_names_carry_the_pid_and_no_file_is_overwritten(tmp_path: Path) -> None:
         recording(0, [Heartbeat(S)])
         recording.close()
     pid = os.getpid()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"a-{pid}-2.trace", f"a-{pid}-3.trace", f"a-{pid}.trace"]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == [f"a-{pid}-2.trace", f"a-{pid}-3.trace", f"a-{pid}.trace"]
 
 
 def test_without_the_variable_nothing_is_recorded(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def test_a_keyframe_of_another_version_is_not_used() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"\x00", b"\x90", b"\xc1", b"\x9d" + bytes(20), b"\xdd\xff\xff\xff\xff"])
 def test_what_is_no_keyframe_is_refused_in_words(content: bytes) -> None:
-    with pytest.raises(KeyframeError, match="."):
+    with pytest.raises(KeyframeError, match=r"."):
         restore([content], lambda number: {})
 
 

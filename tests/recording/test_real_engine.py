@@ -38,7 +38,8 @@ def sockets() -> Iterator[Path]:
 def start(model: Path, sockets: Path, record: Path) -> subprocess.Popen[bytes]:
     """The demonstration, which records itself too."""
     env = {**os.environ, "TRACER_SOCKET_DIR": str(sockets), "TRACER_RECORD": str(record)}
-    command = [sys.executable, "-m", "tracer", "demo", "--headless", "--seconds", "14", "--rate", "2", "--model", str(model)]
+    options = ["--headless", "--seconds", "14", "--rate", "2", "--model", str(model)]
+    command = [sys.executable, "-m", "tracer", "demo", *options]
     return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
@@ -55,7 +56,9 @@ async def run_folder(sockets: Path) -> Path:
 
 
 @pytest.mark.slow
-async def test_a_recording_of_a_real_engine_is_what_was_seen_live(model_dir: Path, sockets: Path, tmp_path: Path) -> None:
+async def test_a_recording_of_a_real_engine_is_what_was_seen_live(
+    model_dir: Path, sockets: Path, tmp_path: Path
+) -> None:
     path, itself = tmp_path / "live.trace", tmp_path / "itself"
     itself.mkdir()
     process = start(model_dir, sockets, itself)

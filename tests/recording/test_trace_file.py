@@ -171,7 +171,7 @@ def test_what_is_no_trace_is_refused_in_one_sentence(kind: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("path", ["missing.trace", ".", "/proc/self/mem"])
 def test_what_cannot_be_read_is_refused_in_one_sentence(path: str, tmp_path: Path) -> None:
-    with pytest.raises(TraceFileError, match="cannot read|is not a trace file|is empty"):
+    with pytest.raises(TraceFileError, match=r"cannot read|is not a trace file|is empty"):
         TraceFile(tmp_path / path)
 
 
@@ -335,7 +335,7 @@ def test_ten_thousand_mutations_are_read_or_refused(small: Path) -> None:
         check(path)
 
 
-# --- repair ---------------------------------------------------------------------------------------------------------------
+# --- repair -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_file_without_an_index_is_given_one(small: Path, tmp_path: Path) -> None:

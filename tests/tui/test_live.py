@@ -504,3 +504,19 @@ async def test_numbers_switch_between_the_screens_that_exist(busy: Timeline) -> 
         await settle(pilot)
         assert "screen 2" in text_of(app)
         assert "screen 3" not in text_of(app)
+
+
+async def test_quantiles_of_many_seconds_fit_beside_each_other_in_eighty_columns() -> None:
+    engine = msgspec.structs.replace(ENGINE, num_blocks=90)
+    tight = Timeline(160, rate=9.0, mean_output=140, engine=engine)
+    app = app_at(tight, START + 14 * NS_PER_S)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        names, values = rows_of(app)[1:3]
+        assert app.live.snapshot is not None
+        queue = app.live.snapshot.timers["queue"]
+        assert queue.p50 is not None
+        assert queue.p50 > 1000
+        assert values.startswith(f" {queue.p50 / 1000:.1f}/")
+        for name in ("PREFILL", "TTFT", "ITL", "tok/s", "KV", "Q ", "B ", "P "):
+            assert values[names.index(name) - 1] == " "

@@ -163,7 +163,8 @@ class Maker:
         self._rows = rows
         early, late, steps = map(columns_of, ("early", "late", "steps"))
         self._caches = [field.default for field in fields(Request) if field.name in CACHES]
-        self._names = ("serial", "batch", "settled", *early, *late, *steps, *_cache_names())
+        names = ("serial", "batch", "settled", *early, *late, *steps, *_cache_names())
+        self._order = [names.index(field.name) for field in fields(Request)]
         places = map(early.index, ("first_seen", "id", "ids", "received"))
         self._first_seen, self._id, self._ids, self._received = places
         self._finding = itemgetter(*map(early.index, ("first_seen", "keys", "names", "ids")))
@@ -171,9 +172,9 @@ class Maker:
 
     def now(self, serial: int) -> Request:
         """The request. Raises an exception when its rows contradict themselves."""
-        request = Request.__new__(Request)
         facts = self._facts(self._rows.early[serial])
-        self._fill(request, self._values(serial, facts, self._rows.late(serial), self._rows.steps(serial)))
+        values = self._values(serial, facts, self._rows.late(serial), self._rows.steps(serial))
+        request = Request(*[values[place] for place in self._order])
         _check_steps(request)
         return request
 
@@ -194,22 +195,19 @@ class Maker:
 
     def wake(self, request: Request) -> None:
         """Fill in a sleeping request. One that contradicts itself has no steps, is lost and incomplete."""
-        _put(request, "__class__", Request)
         serial, rows = request.serial, self._rows
         facts = self._facts(rows.early[serial])
+        _put(request, "__class__", Request)
         try:
-            late = rows.late(serial)
-            self._fill(request, self._values(serial, facts, late, rows.steps(serial)))
+            values = self._values(serial, facts, rows.late(serial), rows.steps(serial))
+            Request.__init__(request, *[values[place] for place in self._order])
             _check_steps(request)
             check(request.over is not None, "a finished request is not over")
         except (ValueError, TypeError, LookupError, OverflowError):
-            self._fill(request, self._values(serial, facts, None, None))
+            values = self._values(serial, facts, None, None)
+            Request.__init__(request, *[values[place] for place in self._order])
             request.over = request.first_seen
             request.lost = request.incomplete = True
-
-    def _fill(self, request: Request, values: list[Any]) -> None:
-        for name, value in zip(self._names, values, strict=True):
-            _put(request, name, value)
 
     def _facts(self, early: Row) -> list[Any]:
         """A row of early fields as they are in a request."""
@@ -225,11 +223,12 @@ class Maker:
             check(bool(names), "a request without a name is named after it")
             short = shorten(names[0])
             ids = [name or short for name in ids]
-        check(bool(ids) and bool(keys), "a request that nobody knows")
+        check(bool(ids and keys), "a request that nobody knows")
         return first_seen, keys, names, ids
 
     def _values(self, serial: int, facts: list[Any], late: Row | None, steps: Row | None) -> list[Any]:
-        """Values of all fields, in the order of `_names`; those of no `late` and no `steps` as in a new request."""
+        """Values of all fields, in the order that `_order` refers to; those of no `late` and no `steps` as in a new
+        request."""
         head = [serial, None, Settled(), *facts]
         head += _defaults("late") if late is None else _absolute(late, instants_of("late"), facts[self._first_seen])
         if steps is None:

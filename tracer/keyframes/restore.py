@@ -30,7 +30,7 @@ from tracer.keyframes.records import (
     packed_version,
     unpacked,
 )
-from tracer.keyframes.requests import Columns, KeyframeError, Maker, Rows, check, summed
+from tracer.keyframes.requests import Columns, Ints, KeyframeError, Maker, Rows, check, summed
 from tracer.keyframes.rows import shown_bytes
 from tracer.state.kv import BLOCKS_SHOWN, SLOTS, BlockMap
 from tracer.state.rates import ENTRIES, RateLog
@@ -140,8 +140,8 @@ class _Restoration:
             for serial in unpack_u32(keyframe.gone):
                 over.pop(serial, None)
             over.update(dict.fromkeys(unpack_u32(keyframe.came)))
-            triples = np.frombuffer(keyframe.weights, "<i8").reshape(-1, 3).tolist()
-            weights.update((serial, (texts, tokens)) for serial, texts, tokens in triples)
+            serials, texts, tokens = np.frombuffer(keyframe.weights, "<i8").reshape(-1, 3).T.tolist()
+            weights.update(zip(serials, zip(texts, tokens, strict=True), strict=True))
         live = unpack_u32(last.live)
         rows = Rows(self._chain, {*live, *over})
         check(len(rows.early) == len(live) + len(over), "a request is told twice, or not at all")
@@ -311,18 +311,24 @@ class _Restoration:
 
     def _rate(self, place: int, log: RateLog) -> None:
         columns = log.entries()
-        told = [summed(b"") for _ in range(1 + len(columns[1]))]
+        pieces: list[list[Ints]] = []
         for keyframe in self._chain:
             record = keyframe.rates[place]
             check(len(record.sums) == len(columns[1]) and len(record.dropped) == len(columns[2]), "other figures")
             new = [summed(packed) for packed in (record.times, *record.sums)]
             check(len({len(column) for column in new}) == 1, "columns of different length")
-            if len(new[0]):
-                kept = int(np.searchsorted(told[0], new[0][0]))
-                told = [np.concatenate((old[:kept], more)) for old, more in zip(told, new, strict=True)]
+            if not len(new[0]):
+                continue
+            while pieces and pieces[-1][0][0] >= new[0][0]:  # told again, or grown since
+                pieces.pop()
+            if pieces:
+                kept = int(np.searchsorted(pieces[-1][0], new[0][0]))
+                pieces[-1] = [column[:kept] for column in pieces[-1]]
+            pieces.append(new)
         last = self._chain[-1].rates[place]
+        told = [np.concatenate(parts) for parts in zip(*pieces, strict=True)] or [summed(b"")] * (1 + len(columns[1]))
         check(0 <= last.length <= min(len(told[0]), 2 * ENTRIES), "entries are missing")
         check(bool((np.diff(told[0]) > 0).all()), "rates out of order")
         for column, values in zip((columns[0], *columns[1]), told, strict=True):
-            column[:] = values[len(values) - last.length :].tolist()
+            column += values[len(values) - last.length :].tolist()
         log._dropped = list(last.dropped)

@@ -78,6 +78,8 @@ class NumbersStrip(Canvas):
         texts = [_short_ms(value) for value in known]
         if sum(map(len, texts)) + 2 > room:
             texts = [_seconds(value, 1) for value in known]
+            if all(text.endswith("s") for text in texts):
+                texts = [text.removesuffix("s") for text in texts[:2]] + texts[2:]  # one unit for all three
         if sum(map(len, texts)) + 2 > room:
             texts = [_seconds(value, 0) for value in known]
         for index, text in enumerate(texts):
