@@ -163,6 +163,7 @@ class Player:
             self._index.extend(SLICE_NS)
         else:
             self._play(int(elapsed * self._speed))
+            self._index.extend(SLICE_NS // 4)
 
     # --- playing ------------------------------------------------------------------------------------------------------
 
@@ -276,7 +277,7 @@ class Player:
     def _go_on_seeking(self, budget_ns: int) -> None:
         target, cursor, index = self._target, self._cursor, self._index
         assert target is not None
-        if index.reached < target and cursor.due < target:
+        if index.reached < target and not index.reached <= cursor.due <= target:
             index.extend(budget_ns, until=target)
             if index.reached < target:
                 return

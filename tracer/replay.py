@@ -72,7 +72,8 @@ class KeyframeIndex:
         self._next = 0
         self._due = 0
         first = next((trace.content(block) for block in trace.keyframes), None)
-        if first is None or not usable(first):
+        self._uses_file = first is not None and usable(first)
+        if not self._uses_file:
             self._make_own()
 
     @property
@@ -103,7 +104,11 @@ class KeyframeIndex:
             if block.last >= self._due and not block.calm:
                 self._due = block.last + self._keyframe_ns
                 seqs = {name: check.expected for name, check in self._checks.items() if check.expected is not None}
-                content, base = keyframer.make(block.number, seqs)
+                try:
+                    content, base = keyframer.make(block.number, seqs)
+                except Exception:  # events that no engine tells: seeking takes longer from here on, nothing else
+                    self._keyframer = None
+                    break
                 self._own.append(_Made(pack(content, 1), len(content), base, block.last, self._next))
             if time.perf_counter_ns() > deadline:
                 break
@@ -111,11 +116,8 @@ class KeyframeIndex:
 
     def before(self, t: int) -> Place:
         """The nearest place at or before the instant `t` (ns); the begin of the file if there is none."""
-        if self._keyframer is None:
-            place = self._from_file(t)
-            if place is not None:
-                return place
-        place = self._from_memory(t)
+        place = self._from_file(t) if self._uses_file else None
+        place = self._from_memory(t) if place is None else place
         return Place(TraceState(), 0, {}) if place is None else place
 
     def _make_own(self) -> None:
@@ -146,6 +148,7 @@ class KeyframeIndex:
             except KeyframeError as error:
                 # One that contradicts itself was not made by us: none of them is believed.
                 self.trace.problems.append(f"has a keyframe that cannot be used ({error}); seeking takes longer")
+                self._uses_file = False
                 self._make_own()
                 return None
         return None

@@ -196,8 +196,9 @@ def test_a_made_up_keyframe_is_refused_or_harmless(seed: int) -> None:
     chain = list(made.chains[number])
     place = pick.randrange(len(chain))
     keyframe = msgspec.msgpack.decode(chain[place])
-    packed = {3: None, 7: 1, 8: 1, 9: 1}  # present; early, late and steps: packed once more
-    which = pick.choice([*range(1, len(keyframe)), 3, 3, 7, 8, 9, 9])
+    names = Keyframe.__struct_fields__
+    packed = {names.index("present"): None, **{names.index(name): 1 for name in ("early", "late", "steps")}}
+    which = pick.choice([*range(1, len(keyframe)), *packed, *packed])  # these are packed once more
     if which in packed:
         holder = keyframe[which] if packed[which] is None else keyframe[which][1]
         inner = msgspec.msgpack.decode(records.unpacked(records.Packed(*holder)))

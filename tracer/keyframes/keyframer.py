@@ -51,6 +51,7 @@ from tracer.keyframes.rows import (
     packed_ints,
     pairs,
     slim,
+    tables_record,
     told,
 )
 from tracer.keyframes.steps import ToldSteps
@@ -81,6 +82,7 @@ class Keyframer:
         self._marks: dict[int, Row] = {}
         self._runs: dict[int, int] = {}
         """Index of the first step that a request's settled tokens refer to."""
+        self._tables: dict[str, dict[int, list[int]]] = {}
         self._timers: dict[str, Ints] = {}
         self._rates: list[int | None] = [None] * 3
 
@@ -127,7 +129,8 @@ class Keyframer:
         base = not 0 <= self._since_base < self._chain - 1
         self._since_base = 0 if base else self._since_base + 1
         if base:
-            self._over, self._told, self._marks, self._timers, self._rates = [], {}, {}, {}, [None] * 3
+            self._over, self._told, self._marks = [], {}, {}
+            self._tables, self._timers, self._rates = {}, {}, [None] * 3
         state, table = self.state, self.state.requests
         firsts = {name: self._steps.setdefault(name, ToldSteps()).next for name in state.sources}
         for name, source in state.sources.items():
@@ -168,6 +171,10 @@ class Keyframer:
             present=packed(present),
             histories={
                 name: self._history(self._steps[name], source.batch, None if base else firsts[name])
+                for name, source in state.sources.items()
+            },
+            tables={
+                name: tables_record(source.blocks._held, self._tables.setdefault(name, {}))
                 for name, source in state.sources.items()
             },
             gone=pack_u32(gone),

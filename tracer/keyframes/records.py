@@ -59,19 +59,25 @@ AMENDED: Final = ("embed", "layers", "head", "logits", "sampled", "timing")
 
 
 class BlocksRecord(msgspec.Struct, array_like=True):
-    """`BlockMap`. Packed u32: `held` pairs (request, how many blocks) and `tables` the
-    blocks, one request's after the other's (differences, modulo 2³²); `shared` pairs (block, holders) where that is
-    not one; `slots` pairs (request, slot); `cached` blocks in order; `other` pairs (block, byte) where the map shows
-    something else than these say."""
+    """`BlockMap`, with the blocks that requests hold told apart (`TablesRecord`). Packed u32: `held` requests that hold
+    any; `shared` pairs (block, holders) where that is not one; `slots` pairs (request, slot); `cached` blocks in
+    order; `other` pairs (block, byte) where the map shows something else than these say."""
 
     size: int
     held: bytes
-    tables: bytes
     shared: bytes
     slots: bytes
     free_slots: bytes
     cached: bytes
     other: bytes
+
+
+class TablesRecord(msgspec.Struct, array_like=True):
+    """Block tables that have changed. `changed`: packed u32 triples (request, how many of its blocks are as they were,
+    how many follow); `blocks`: those that follow, of one request after the other, packed u32 differences modulo 2³²."""
+
+    changed: bytes
+    blocks: bytes
 
 
 class HistoryRecord(msgspec.Struct, array_like=True):
@@ -196,9 +202,9 @@ class Present(msgspec.Struct, array_like=True):
 class Keyframe(msgspec.Struct, array_like=True):
     """The state after the block `number` and all before it. `version` stays the first field for ever.
 
-    `present` is a packed `Present`; all else is what has changed since the keyframe before: `histories` of each source;
-    finished requests (packed u32) that are `gone`, and that `came`, in order; `early`, `late` and `steps` of requests;
-    `weights`, packed i64 triples (request, characters, tokens) of finished ones.
+    `present` is a packed `Present`; all else is what has changed since the keyframe before: `histories` and `tables` of
+    each source; finished requests (packed u32) that are `gone`, and that `came`, in order; `early`, `late` and `steps`
+    of requests; `weights`, packed i64 triples (request, characters, tokens) of finished ones.
     """
 
     version: str
@@ -206,6 +212,7 @@ class Keyframe(msgspec.Struct, array_like=True):
     base: bool
     present: Packed
     histories: dict[str, HistoryRecord]
+    tables: dict[str, TablesRecord]
     gone: bytes
     came: bytes
     early: Told
@@ -284,8 +291,9 @@ def state_version() -> str:
     """Names the layout of keyframes and the code that folds events: equal versions give equal states."""
     digest = hashlib.blake2b(digest_size=12)
     digest.update(f"{LAYOUT} {tracer.__version__}".encode())
-    for record in (Keyframe, Present, SourceRecord, BatchRecord, HistoryRecord, BlocksRecord, RateRecord, TimerRecord,
-                   early_record(), late_record(), steps_record()):  # fmt: skip
+    records = (Keyframe, Present, Told, SourceRecord, BatchRecord, HistoryRecord, BlocksRecord, TablesRecord,
+               RateRecord, TimerRecord, early_record(), late_record(), steps_record())  # fmt: skip
+    for record in records:
         for field in msgspec.structs.fields(record):
             digest.update(f"{field.name}:{field.type}".encode())
     here = Path(__file__).parent.parent

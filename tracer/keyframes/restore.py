@@ -22,12 +22,12 @@ from tracer.events import Step, unpack_u32
 from tracer.keyframes.records import (
     AMENDED,
     BatchRecord,
-    BlocksRecord,
     HistoryRecord,
     Keyframe,
     Present,
     SourceRecord,
     packed_version,
+    state_version,
     unpacked,
 )
 from tracer.keyframes.requests import Columns, Ints, KeyframeError, Maker, Rows, check, summed
@@ -106,6 +106,7 @@ class _Restoration:
 
     def __init__(self, chain: list[Keyframe], steps_of: StepsOf) -> None:
         check(chain[0].base and not any(keyframe.base for keyframe in chain[1:]), "the chain has no begin")
+        check({keyframe.version for keyframe in chain} == {state_version()}, "made by another version")
         self._chain = chain
         self._present = last = _present_decoder().decode(unpacked(chain[-1].present))
         self._steps_of = steps_of
@@ -125,7 +126,7 @@ class _Restoration:
         self._request_table()
         for source, record in sources:
             self._batch(source, record.batch)
-            self._blocks(source.blocks, record.blocks)
+            self._blocks(source.blocks, record)
         self._figures()
         check(all(seq >= 0 for seq in last.seqs.values()), "negative numbers of events")
         return state, dict(last.seqs)
@@ -259,16 +260,26 @@ class _Restoration:
         batch._unsettled = {serial: known[serial] for serial in unpack_u32(record.unsettled)}
         batch._left.extend((index, known[serial]) for index, serial in record.left)
 
-    def _blocks(self, blocks: BlockMap, record: BlocksRecord) -> None:
+    def _tables(self, name: str) -> dict[int, list[int]]:
+        """The blocks that each request of a source holds, from all that was told of them."""
+        tables: dict[int, list[int]] = {}
+        for told in [keyframe.tables[name] for keyframe in self._chain if name in keyframe.tables]:
+            blocks = np.cumsum(np.frombuffer(told.blocks, "<u4"), dtype=np.uint32).tolist()
+            changed = unpack_u32(told.changed)
+            at = 0
+            for serial, kept, new in zip(changed[::3], changed[1::3], changed[2::3], strict=True):
+                tables[serial] = tables.get(serial, [])[:kept] + blocks[at : at + new]
+                at += new
+            check(at == len(blocks), "a block table was cut")
+        return tables
+
+    def _blocks(self, blocks: BlockMap, source: SourceRecord) -> None:
+        record = source.blocks
         check(0 <= record.size <= BLOCKS_SHOWN, "unlikely many blocks")
-        tables = np.cumsum(np.frombuffer(record.tables, "<u4"), dtype=np.uint32).tolist()
-        pairs = unpack_u32(record.held)
-        at = 0
-        for serial, count in zip(pairs[::2], pairs[1::2], strict=True):
-            blocks._held[serial] = ids = tables[at : at + count]
+        tables = self._tables(source.name)
+        for serial in unpack_u32(record.held):
+            blocks._held[serial] = ids = tables[serial]
             blocks._holders.update(dict.fromkeys(ids, 1))
-            at += count
-        check(at == len(tables), "a block table was cut")
         shared = unpack_u32(record.shared)
         for block, count in zip(shared[::2], shared[1::2], strict=True):
             if count:

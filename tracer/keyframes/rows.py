@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from tracer.events import Step, pack_u32
-from tracer.keyframes.records import CACHES, BlocksRecord, Told, columns_of, instants_of, packed
+from tracer.keyframes.records import CACHES, BlocksRecord, TablesRecord, Told, columns_of, instants_of, packed
 from tracer.state.kv import CACHED, FIRST_SLOT, FREE, BlockMap
 from tracer.state.request_table import _shorten as shorten
 from tracer.state.requests import Pass, Preemption, Request
@@ -115,12 +115,9 @@ def moves(before: list[int], after: list[int]) -> tuple[list[int], list[int]]:
 
 
 def blocks_record(blocks: BlockMap) -> BlocksRecord:
-    held: list[int] = []
-    tables: list[int] = []
+    """What a map shows, less the tables of the requests."""
     holders: dict[int, int] = {}
-    for serial, ids in blocks._held.items():
-        held += (serial, len(ids))
-        tables += ids
+    for ids in blocks._held.values():
         holders.update(dict.fromkeys(ids, 1))
     shared = [
         value for block in sorted(holders.keys() | blocks._holders.keys())
@@ -132,14 +129,31 @@ def blocks_record(blocks: BlockMap) -> BlocksRecord:
     differ = np.flatnonzero(np.frombuffer(shown, np.uint8) != np.frombuffer(blocks._bytes, np.uint8)).tolist()
     return BlocksRecord(
         size=size,
-        held=pack_u32(held),
-        tables=np.diff(np.asarray(tables, "<u4"), prepend=np.uint32(0)).astype("<u4").tobytes(),
+        held=pack_u32(blocks._held),
         shared=pack_u32(shared),
         slots=pack_u32(value for pair in blocks._slots.items() for value in pair),
         free_slots=pack_u32(blocks._free_slots),
         cached=pack_u32(blocks._cached),
         other=pack_u32(value for block in differ for value in (block, blocks._bytes[block])),
     )
+
+
+def tables_record(held: Mapping[int, list[int]], told: dict[int, list[int]]) -> TablesRecord:
+    """Block tables that are not as `told`, which is brought up to date."""
+    changed: list[int] = []
+    blocks: list[int] = []
+    for serial in [serial for serial in told if serial not in held]:
+        del told[serial]
+    for serial, ids in held.items():
+        before = told.get(serial, [])
+        if before == ids:
+            continue
+        kept = len(before) if ids[: len(before)] == before else 0
+        changed += (serial, kept, len(ids) - kept)
+        blocks += ids[kept:]
+        told[serial] = ids.copy()
+    differences = np.diff(np.asarray(blocks, "<u4"), prepend=np.uint32(0))
+    return TablesRecord(pack_u32(changed), differences.astype("<u4").tobytes())
 
 
 def shown_bytes(
