@@ -29,7 +29,6 @@ from tracer.state.trace_state import TraceState
 from tracer.trace_file import TraceFile
 from tracer.zstd_frames import pack, unpack
 
-
 NEAR_NS: Final = 2 * NS_PER_S
 """So far ahead one folds on from where one is: a keyframe is not reached sooner."""
 
