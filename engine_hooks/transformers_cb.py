@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from engine_hooks import transformers_facts
 from engine_hooks.devices import DeviceTimer, EventPool, cuda_event_pool
-from engine_hooks.emitter import Emitter, emitter
+from engine_hooks.emitter import ENGINE, Emitter, emitter
 from engine_hooks.module_marks import ModuleMarks
 from engine_hooks.patching import Hook, Patches
 from engine_hooks.transformers_steps import StepRecorder
@@ -170,9 +170,15 @@ class EngineHooks:
     def _add_begins(self, _manager: Any, *args: Any, **kwargs: Any) -> tuple[int, str | None]:
         rid = kwargs.get("request_id", args[1] if len(args) > 1 else None)
         at = now()
-        return at, rid if isinstance(rid, str) and self.voice.held(rid) else None
+        if not isinstance(rid, str) or not self.voice.held(rid):
+            return at, None
+        # From here on the engine has it: a client that hangs up before the queue is read does not make it another one.
+        self.voice.hold(rid, ENGINE)
+        return at, rid
 
     def _add_ended(self, token: tuple[int, str | None] | None, rid: Any, *args: Any, **kwargs: Any) -> None:
+        if token is not None and token[1] is not None and rid is None:
+            self.voice.drop(token[1], ENGINE)  # the engine takes no more
         if token is None or token[1] is not None or not isinstance(rid, str):
             return
         at, ended = token[0], now()
