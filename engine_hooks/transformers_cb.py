@@ -15,6 +15,7 @@ from engine_hooks.devices import DeviceTimer, EventPool, cuda_event_pool
 from engine_hooks.emitter import ENGINE, Emitter, emitter
 from engine_hooks.module_marks import ModuleMarks
 from engine_hooks.patching import Hook, Patches
+from engine_hooks.prompt_text import IDS_KEPT
 from engine_hooks.transformers_steps import StepRecorder
 from tracer import events
 from tracer.clock import now
@@ -188,7 +189,7 @@ class EngineHooks:
         emit(events.Received(at, key, rid, "add_request", "", "", int(bool(kwargs.get("streaming", False))), True))
         emit(events.End(ended, key, Stage.RECEIVE, 4 * len(ids)))
         emit(events.Begin(ended, key, Stage.ADMISSION))
-        emit(events.Prompt(ended, key, "", -1, events.pack_u32(ids[:transformers_facts.IDS_KEPT]), len(ids)))
+        emit(events.Prompt(ended, key, "", -1, events.pack_u32(ids[:IDS_KEPT]), len(ids)))
 
     def _delivered(self, _token: Any, _result: Any, router: Any, outputs: list[Any]) -> None:
         recorder: StepRecorder | None = vars(router).get(_MARK)

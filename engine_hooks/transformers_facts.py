@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from importlib import metadata
-from typing import Any, Final
+from typing import Any
 
 from tracer import events
 from tracer.clock import now
-
-IDS_KEPT: Final = 8_192
-"""Prompt token ids that travel with a request: the whole of most prompts, 32 kB of the longest."""
 
 
 def engine(model: Any, processor: Any, tested: tuple[str, ...]) -> events.Engine:

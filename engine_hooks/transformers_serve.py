@@ -9,7 +9,7 @@ from engine_hooks import transformers_cb
 from engine_hooks.emitter import Emitter, emitter
 from engine_hooks.http import Front, Fronts, TracingMiddleware, current
 from engine_hooks.patching import Hook, Patches
-from engine_hooks.transformers_facts import IDS_KEPT
+from engine_hooks.prompt_text import IDS_KEPT, shortened
 from tracer import events
 from tracer.clock import now
 from tracer.events import pack_u32
@@ -21,10 +21,6 @@ ROUTES: Final = {
     "/v1/responses": b".delta",
 }
 """Path → what stands in a streamed chunk that carries text (see `http.TracingMiddleware`)."""
-
-TEXT_HEAD: Final = 24_000
-TEXT_TAIL: Final = 8_000
-"""Characters kept of a rendered prompt: both ends matter (system prompt, generation prompt), the middle least."""
 
 _SERVING: Final = "transformers.cli.serving."
 _HANDLERS: Final = (
@@ -153,8 +149,7 @@ class ServerHooks:
         prompt = front.prompt_text or (text if isinstance(text, str) else "")
         front.prompt_text = ""
         chars = len(prompt)
-        if chars > TEXT_HEAD + TEXT_TAIL:
-            prompt = f"{prompt[:TEXT_HEAD]}\n… {chars - TEXT_HEAD - TEXT_TAIL:,} characters …\n{prompt[-TEXT_TAIL:]}"
+        prompt = shortened(prompt)
         self.voice.emit_lifecycle(events.Prompt(at, front.key, prompt, chars, pack_u32(ids[:IDS_KEPT]), len(ids)))
 
     def _handed(self, *_args: Any, **_kwargs: Any) -> None:
