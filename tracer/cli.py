@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tracer import __version__
+from tracer.stdout import has_bars, has_screen, width
 from tracer.studies import add_commands, new_recorder
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def attach(options: argparse.Namespace) -> int:
         _print("\n".join(asyncio.run(table(targets))))
         return 0
     target = choose(targets, options.target) if options.target else _only(targets)
-    if not _has_screen():
+    if not has_screen():
         raise UsageError(f"no terminal to show {target.name} in; print it once with: tracer show {target.name}")
     return show_live(target.sources(), target.name)
 
@@ -106,7 +107,7 @@ def _run(job: Job, options: argparse.Namespace, *, traffic: Any, mode: str) -> i
 
     voice = Voice()
     headless = options.headless or options.json or options.seconds is not None
-    if not headless and not _has_screen():
+    if not headless and not has_screen():
         voice.say("no terminal here: running as with --headless")
         headless = True
     try:
@@ -171,7 +172,7 @@ def _print_summary(snapshot: Snapshot, as_json: bool, extra: dict[str, object] |
     if as_json:
         _print_json(jsondoc.document(snapshot, extra=extra))
     else:
-        _print(text.report(snapshot, width=_width(), unicode=_unicode(), colour=_colour()).rstrip("\n"))
+        _print(text.report(snapshot, width=width(), unicode=has_bars(), colour=_colour()).rstrip("\n"))
 
 
 def _print_request(state: TraceState, wanted: str, as_json: bool) -> None:
@@ -185,7 +186,7 @@ def _print_request(state: TraceState, wanted: str, as_json: bool) -> None:
     if as_json:
         _print_json(jsondoc.request(detail.view, state.snapshot(limit=0)))
     else:
-        _print(text.request_report(detail, width=_width(), unicode=_unicode(), colour=_colour()).rstrip("\n"))
+        _print(text.request_report(detail, width=width(), unicode=has_bars(), colour=_colour()).rstrip("\n"))
 
 
 def _print_json(document: dict[str, Any]) -> None:
@@ -201,30 +202,9 @@ def _print(text: str) -> None:
     sys.stdout.write(text.encode(encoding, "replace").decode(encoding) + "\n")
 
 
-def _width() -> int:
-    """Cells of a line: the terminal's, or 100 where there is none."""
-    import shutil
-
-    return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
-
-
 def _colour() -> bool:
     """Whether stdout is a terminal that takes colours."""
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
-
-
-def _unicode() -> bool:
-    """Whether stdout can hold the glyphs of bars."""
-    try:
-        "▏█░…·".encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True
-
-
-def _has_screen() -> bool:
-    """Whether there is a terminal that can be drawn on."""
-    return sys.stdin.isatty() and sys.stderr.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------

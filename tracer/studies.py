@@ -7,12 +7,12 @@
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tracer.stdout import has_bars, has_screen, width
 
 if TYPE_CHECKING:
     from tracer.recording import Recorder
@@ -119,7 +119,7 @@ def replay(options: argparse.Namespace) -> int:
     from tracer.screen import show_replay
     from tracer.targets import TargetError
 
-    if not (sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"):
+    if not has_screen():
         raise TargetError(f"no terminal to replay {options.file} in; print it once with: tracer show {options.file}")
 
     player = Player.open(options.file, speed=options.speed, loop=options.loop, paused=options.paused)
@@ -142,7 +142,7 @@ def diagnose(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(answer.diagnosis.to_document(), indent=2))
     else:
-        print(diagnosis_text(answer.diagnosis, width=_width(), unicode=_unicode()).rstrip("\n"))
+        print(diagnosis_text(answer.diagnosis, width=width(), unicode=has_bars()).rstrip("\n"))
     return answer.code
 
 
@@ -152,7 +152,7 @@ def budget(options: argparse.Namespace) -> int:
 
     from tracer.export.budget_text import budget_main
 
-    text, document = budget_main(options, width=_width(), unicode=_unicode())
+    text, document = budget_main(options, width=width(), unicode=has_bars())
     print(json.dumps(document, indent=2) if options.json else text.rstrip("\n"))
     return 0
 
@@ -170,18 +170,6 @@ def _instant(text: str, trace: TraceFile) -> int:
         from tracer.targets import TargetError
 
         raise TargetError(f"{text!r} is no time: use 90, 1:30 or 50%") from None
-
-
-def _width() -> int:
-    return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
-
-
-def _unicode() -> bool:
-    try:
-        "▏█░…·".encode(sys.stdout.encoding or "ascii")
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return os.environ.get("TERM") != "dumb" or not sys.stdout.isatty()
 
 
 def _speed(text: str) -> float:

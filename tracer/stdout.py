@@ -1,0 +1,26 @@
+"""What can be printed or drawn where our output goes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+
+
+def width() -> int:
+    """Cells of a line: the terminal's, or 100 where there is none."""
+    return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 100
+
+
+def has_bars() -> bool:
+    """Whether stdout can hold the glyphs of bars."""
+    try:
+        "▏█░…·".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def has_screen() -> bool:
+    """Whether there is a terminal that can be drawn on."""
+    return sys.stdin.isatty() and sys.stderr.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
