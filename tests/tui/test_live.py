@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from textual.screen import Screen
 
 from tests.tui.stage import FixedFeed, app_at, app_on, rows_of, settle, text_of
 from tests.tui.timeline import ENGINE, HEADER, START, Timeline
@@ -16,6 +17,7 @@ from tracer.tui.listing import SORTS
 from tracer.tui.screens.help import HelpScreen
 from tracer.tui.screens.live import LiveScreen
 from tracer.tui.screens.request import RequestScreen
+from tracer.tui.tabs import Tab
 from tracer.tui.theme import Look
 
 AT = START + 9_500 * NS_PER_MS
@@ -481,29 +483,32 @@ async def test_two_engines_are_counted_and_summed(busy: Timeline) -> None:
         assert "9/32" in rows_of(app)[2]
 
 
+class Second(HelpScreen):
+    """Another screen."""
+
+    NAME = "Second"
+
+    def __init__(self, look: Look) -> None:
+        super().__init__(look, Screen())
+
+
 async def test_numbers_switch_between_the_screens_that_exist(busy: Timeline) -> None:
-    class Second(HelpScreen):
-        """Another screen."""
-
-        NAME = "Second"
-
-        def __init__(self, look: Look) -> None:
-            super().__init__(look, app.live)
-
     app = app_at(busy, AT)
     async with app.run_test(size=(140, 60)) as pilot:
         await settle(pilot)
-        await pilot.press("2")
+        await pilot.press("9")
         assert app.screen is app.live
-        app.TABS = (LiveScreen, Second)  # type: ignore[misc]
-        await pilot.press("enter", "2")
+        app.TABS = (app.TABS[0], Tab(7, "Journey", f"{__name__}:Second"))  # type: ignore[misc]
+        await pilot.press("enter", "7")
         assert isinstance(app.screen, Second)
         await pilot.press("1")
         assert app.screen is app.live
-        await pilot.press("question_mark")
+        await pilot.press("2")
+        assert isinstance(app.screen, RequestScreen)
+        await pilot.press("1", "question_mark")
         await settle(pilot)
-        assert "screen 2" in text_of(app)
-        assert "screen 3" not in text_of(app)
+        assert "Journey" in text_of(app)
+        assert "Compare" not in text_of(app)
 
 
 async def test_quantiles_of_many_seconds_fit_beside_each_other_in_eighty_columns() -> None:

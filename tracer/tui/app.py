@@ -34,6 +34,7 @@ from tracer.tui.lens import Lens
 from tracer.tui.picture import write_picture
 from tracer.tui.screens.base import FrameScreen
 from tracer.tui.screens.live import LiveScreen
+from tracer.tui.tabs import TABS, Tab
 from tracer.tui.terminal import patient
 from tracer.tui.theme import ASCII, PALETTES, Look, choose_glyphs, choose_palette, textual_theme
 from tracer.tui.widgets.banner import Notice, notices_of
@@ -43,6 +44,10 @@ IDLE_EVERY = 20
 """With no live request and no new event, every so many frames are drawn: a heartbeat may still change a gauge."""
 NEWS_FOR = 80
 """Frames for which a note is news."""
+NAMES = ("Live", "Request", "Numbers", "Diagnosis", "Budget", "Compare", "Journey")
+"""Which screen a number leads to, as far as it exists here."""
+REQUEST_TAB = 2
+"""The number of the Request screen, which is not one screen but one for each request."""
 WINDOWS = (10.0, 60.0, 600.0)
 """Seconds over which the figures can be taken."""
 
@@ -68,7 +73,7 @@ class TracerApp(App[int]):
         Binding("question_mark", "help", "help", show=False),
         Binding("space", "pause", "pause what is shown; ingest goes on", show=False),
         Binding("w", "window", "the next window for the figures", show=False),
-        *(Binding(str(n), f"tab({n})", f"screen {n}", show=False) for n in range(1, 7)),
+        *(Binding(str(n), f"tab({n})", name, show=False) for n, name in enumerate(NAMES, 1)),
         Binding("ctrl+s", "screenshot", "screenshot as SVG", show=False),
         Binding("ctrl+l", "repaint", "draw everything again", show=False),
         Binding("plus,equals_sign", "faster", "more requests a second", show=False),
@@ -82,7 +87,7 @@ class TracerApp(App[int]):
         """Textual's choice, made to outlive its terminal."""
         return patient(super().get_driver_class())
 
-    TABS: ClassVar[tuple[type[FrameScreen], ...]] = (LiveScreen,)
+    TABS: ClassVar[tuple[Tab, ...]] = TABS
     """Screens that are reached by their number; each is made with a look, once, when it is first wanted."""
 
     def __init__(
@@ -122,7 +127,7 @@ class TracerApp(App[int]):
             self.register_theme(textual_theme(known))
         self.theme = look.palette.name
         self.live = LiveScreen(self.look, title)
-        self._tabs: dict[type[FrameScreen], FrameScreen] = {LiveScreen: self.live}
+        self._tabs: dict[int, FrameScreen] = {1: self.live}
         self._seen: object = None
         self._idle = 0
 
@@ -248,13 +253,18 @@ class TracerApp(App[int]):
         self.push_screen(RequestScreen(self.look, view.id))
 
     def action_tab(self, number: int) -> None:
-        """The screen of a number, with nothing over it. The Live screen lies under all others."""
-        if not 1 <= number <= len(self.TABS):
+        """The screen of a number, with nothing over it. The Live screen lies under all others; 2 is the request that
+        its list has chosen, or the newest."""
+        if number == REQUEST_TAB:
+            self.action_tab(1)
+            self.live.action_open()
             return
-        kind = self.TABS[number - 1]
-        wanted = self._tabs.get(kind)
+        tab = next((tab for tab in self.TABS if tab.number == number), None)
+        if tab is None:
+            return
+        wanted = self._tabs.get(number)
         if wanted is None:
-            wanted = self._tabs[kind] = kind(self.look)
+            wanted = self._tabs[number] = tab.kind()(self.look)
         if self.screen is wanted:
             return
         while len(self.screen_stack) > 1 and self.screen is not self.live and self.screen is not wanted:
@@ -317,7 +327,7 @@ class TracerApp(App[int]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Traffic keys exist only where there is traffic, numbers only for screens that exist."""
         if action == "tab":
-            return len(self.TABS) > 1 and bool(parameters) and parameters[0] in range(1, len(self.TABS) + 1)
+            return bool(parameters) and parameters[0] in (REQUEST_TAB, *(tab.number for tab in self.TABS))
         if action in ("faster", "slower", "burst", "stop_traffic", "ask"):
             return self.traffic is not None
         return super().check_action(action, parameters)
@@ -382,6 +392,8 @@ class TracerApp(App[int]):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """What the palette offers: what the keys do, and what has no key."""
+        for tab in self.TABS:
+            yield SystemCommand(tab.name, f"The {tab.name} screen", lambda n=tab.number: self.action_tab(n))
         yield SystemCommand("Help", "Keys, stages and glyphs", self.action_help)
         yield SystemCommand("Pause", "Freeze what is shown; events are still taken in", self.action_pause)
         yield SystemCommand("Screenshot", "Save the screen as an SVG file", self.action_screenshot)

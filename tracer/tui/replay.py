@@ -30,7 +30,6 @@ class ReplayApp(TracerApp):
         Binding("g", "step('stage')", "to the next change of a stage", show=False),
         Binding("0", "place(0)", "to the begin", show=False),
         Binding("9", "place(100)", "to the end", show=False),
-        Binding("5", "place(50)", "to the middle", show=False),
         Binding("B", "bookmark", "mark this place", show=False),
         Binding("quotation_mark", "next_bookmark", "to the next mark", show=False),
     ]

@@ -1,0 +1,30 @@
+"""Screens that are reached by their number. Each is loaded when it is first wanted: the first paint does not wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, cast
+
+if TYPE_CHECKING:
+    from tracer.tui.screens.base import FrameScreen
+
+
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """A screen by its `number`; `place` is ``module:class`` of a FrameScreen that is made with a look alone."""
+
+    number: int
+    name: str
+    place: str
+
+    def kind(self) -> type[FrameScreen]:
+        """The class, loaded now."""
+        module, _, name = self.place.partition(":")
+        return cast("type[FrameScreen]", getattr(import_module(module), name))
+
+
+TABS: Final = (
+    Tab(1, "Live", "tracer.tui.screens.live:LiveScreen"),
+)
+"""In the order of their numbers. 2 is the request that the list has chosen: see `TracerApp.action_tab`."""
