@@ -12,7 +12,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -78,10 +78,10 @@ class Stopwatch(msgspec.Struct):
 class Clients:
     """All clients of one demo, in one event loop."""
 
-    def __init__(self, client: AsyncOpenAI, model: str, seed: int, rate: float, bursts: bool) -> None:
+    def __init__(self, client: AsyncOpenAI, model: str, script: Script, rate: float, bursts: bool) -> None:
         self.client = client
         self.model = model
-        self.script = Script(seed)
+        self.script = script
         self.rate = rate
         self.bursts = bursts
         self.paused = False
@@ -245,13 +245,13 @@ def _listen(loop: asyncio.AbstractEventLoop, orders: asyncio.Queue[Order | None]
         loop.call_soon_threadsafe(orders.put_nowait, None)
 
 
-async def _serve(url: str, model: str, seed: int, rate: float, bursts: bool) -> None:
+async def _serve(url: str, model: str, script: Script, rate: float, bursts: bool) -> None:
     from openai import AsyncOpenAI
 
     orders: asyncio.Queue[Order | None] = asyncio.Queue()
     threading.Thread(target=_listen, args=(asyncio.get_running_loop(), orders), daemon=True).start()
     async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=TIMEOUT_S) as client:
-        clients = Clients(client, model, seed, rate, bursts)
+        clients = Clients(client, model, script, rate, bursts)
         _ = client.chat.completions  # imported when it is first looked at
         coming = asyncio.create_task(clients.run())
         while (order := await orders.get()) is not None:
@@ -261,10 +261,10 @@ async def _serve(url: str, model: str, seed: int, rate: float, bursts: bool) -> 
         await clients.leave()
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Arguments: base URL, model name, seed, rate, 1 for bursts or 0."""
+def main(arguments: Sequence[str], script: Callable[[int], Script] = Script) -> int:
+    """Arguments: base URL, model name, seed, rate, 1 for bursts or 0. `script` makes the visits for a seed."""
     url, model, seed, rate, bursts = arguments
     # A broken pipe means that the demo is gone, an interrupt that it goes: either way there is nobody to tell.
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
-        asyncio.run(_serve(url, model, int(seed), float(rate), bursts == "1"))
+        asyncio.run(_serve(url, model, script(int(seed)), float(rate), bursts == "1"))
     return 0

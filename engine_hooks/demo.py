@@ -21,7 +21,9 @@ from typing import Final, Protocol
 
 import msgspec
 
+from engine_hooks import faults
 from engine_hooks.clients import Stopwatch
+from engine_hooks.faults import Fault
 from engine_hooks.model import EXTRA, NAME
 from engine_hooks.own_python import own_python
 from engine_hooks.traffic import Traffic
@@ -31,6 +33,8 @@ HEALTH_PERIOD_S: Final = 0.2
 """Seconds between two looks at a server that is starting."""
 
 
+RATE: Final = 0.5
+"""Arrivals a second of the everyday mix."""
 WATCHES_KEPT: Final = 10_000
 """Stopwatch records kept for the summary; beyond it the oldest go."""
 
@@ -149,14 +153,16 @@ def free_port() -> int:
 @dataclass(slots=True)
 class Demo:
     """One demonstration. `model` a folder or hub id, None for the embedded one; `stopwatch` a file for the clients'
-    own records, one JSON object a line."""
+    own records, one JSON object a line; `fault` is something that is wrong (see `engine_hooks.faults`). `rate` arrivals
+    a second, None for the usual ones."""
 
     engine: str = "transformers"
     model: str | None = None
-    rate: float = 0.5
+    rate: float | None = None
     seed: int = 0
     bursts: bool = True
     stopwatch: Path | None = None
+    fault: Fault | None = None
     title: str = "demo"
     traffic: Traffic = field(init=False)
     stop_signal: signal.Signals = signal.SIGTERM
@@ -165,9 +171,17 @@ class Demo:
     _launch: Launch | None = None
     _model: str = ""
     _watches: dict[str, Stopwatch] = field(default_factory=dict)
+    _later: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
-        self.traffic = Traffic(self.rate, self.seed, self.bursts, self._note, self._lost)
+        fault = self.fault
+        if fault is None:
+            rate = RATE if self.rate is None else self.rate
+            self.traffic = Traffic(rate, self.seed, self.bursts, self._note, self._lost)
+            return
+        self.title = f"demo: {fault.name}"
+        rate = self.rate if self.rate is not None else (faults.EVERYDAY if fault.after else fault.rate)[self.engine]
+        self.traffic = Traffic(rate, self.seed, False, self._note, self._lost, faults.clients(fault))
 
     async def prepare(self, say: Say) -> tuple[list[str], dict[str, str]]:
         """Fetch the model if need be; the command that serves it and what to add to the environment.
@@ -188,7 +202,10 @@ class Demo:
         self._model = self.model or await fetched_model(say)
         launch = self._launch = launcher(self._model, free_port())
         self.stop_signal = launch.stop_signal
-        return list(launch.command), launch.environment
+        if self.fault is None:
+            return list(launch.command), launch.environment
+        command = faults.command(self.fault, launch.command, self.engine)
+        return list(command), {**launch.environment, **faults.environment(self.fault)}
 
     async def started(self, alive: Callable[[], bool], say: Say) -> None:
         """Wait until the server takes requests, then let the clients come. Ends early when `alive()` is false."""
@@ -203,16 +220,35 @@ class Demo:
                 return
             await asyncio.sleep(HEALTH_PERIOD_S)
         self.traffic.begin()
-        say(f"{self.engine} serves; clients come at {self.traffic.rate:g} a second")
+        wrong = ""
+        if self.fault is not None:
+            later = f" in {self.fault.after:g} s" if self.fault.after else ""
+            wrong = f"; fault{later}: {self.fault.summary}"
+            if self.fault.after and self.rate is None:
+                self._later = asyncio.create_task(self._crowd(self.fault))
+        say(f"{self.engine} serves; clients come at {self.traffic.rate:g} a second{wrong}")
+
+    async def _crowd(self, fault: Fault) -> None:
+        """The fault's arrivals, once it begins."""
+        await asyncio.sleep(fault.after)
+        self.traffic.set_rate(fault.rate[self.engine])
 
     async def finish(self) -> None:
         """The clients hang up."""
+        if self._later is not None:
+            self._later.cancel()
         await self.traffic.stop()
 
     def extra(self, snapshot: Seen) -> dict[str, object]:
         """What the clients counted, and what their stopwatches show beyond the server's part, for the summary."""
         tally = self.traffic.tally
+        fault = self.fault
+        about = {} if fault is None else {
+            "fault": {"name": fault.name, "after_s": fault.after, "summary": fault.summary,
+                      "expect": list(fault.expect)}
+        }  # fmt: skip
         return {
+            **about,
             "traffic": {
                 "rate": self.traffic.rate, "seed": self.seed, "requests": tally.requests,
                 "output_tokens": tally.output_tokens, "hung_up": tally.hung_up, "failed": tally.failed,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from engine_hooks import clients
-from engine_hooks.faults import FAULTS, Fault
+from engine_hooks.faults import Fault, fault
 from engine_hooks.prompts import DOCUMENT, QUESTIONS, STORIES, SYSTEM_PROMPTS, Plan, Script
 
 SENTENCES: Final = [sentence for paragraph in DOCUMENT for sentence in paragraph.split(". ")]
@@ -18,17 +19,28 @@ REPORT_EVERY: Final = 6
 
 
 class FaultScript(Script):
-    """The visits that a fault needs, the same for the same seed but for the clock in `clocks`."""
+    """The visits that a fault needs, the same for the same seed but for the time of day in system prompts.
 
-    def __init__(self, fault: Fault, seed: int) -> None:
+    `now` is a clock in s: a fault that begins half-way does so `Fault.after` seconds after the first visit.
+    """
+
+    def __init__(self, fault: Fault, seed: int, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(seed)
-        self._make = SCRIPTS[fault.traffic]
+        self.fault = fault
         self.count = 0
+        self._now = now
+        self._began: float | None = None
 
     def next(self) -> Plan:
         """The next visit."""
         self.count += 1
-        return self._make(self)
+        if self._began is None:
+            self._began = self._now()
+        if self._now() - self._began < self.fault.after:
+            # What is found in the prefix cache before it begins is what is lost then.
+            return self.chats() if self.fault.traffic == "chats" else self.everyday()
+        plan = SCRIPTS[self.fault.traffic](self)
+        return replace(plan, system=f"{_time_of_day()} {plan.system or SYSTEM_PROMPTS[0]}") if self.fault.clock else plan
 
     def everyday(self) -> Plan:
         """One of the demo's everyday mix, but nobody hangs up and no document is read: nothing that a user would call
@@ -54,11 +66,9 @@ class FaultScript(Script):
         text = "\n\n".join(self._random.sample(DOCUMENT, len(DOCUMENT)) + self._random.sample(DOCUMENT, len(DOCUMENT)))
         return Plan("document", (f"{text}\n\nWhat does this say, in one sentence?",), 24)
 
-    def clocks(self) -> Plan:
-        """A shared system prompt with the time of day at its top."""
-        now = time.strftime("%H:%M:%S") + f".{time.time_ns() // 1_000_000 % 1000:03d}"
-        system = f"The time is {now}. {SYSTEM_PROMPTS[0]}"
-        return Plan("chat", (self._random.choice(QUESTIONS[:8]),), self._random.randint(6, 12), system)
+    def chats(self) -> Plan:
+        """A short question after a shared system prompt."""
+        return Plan("chat", (self._random.choice(QUESTIONS[:8]),), self._random.randint(6, 12), SYSTEM_PROMPTS[0])
 
     def impatient(self) -> Plan:
         """Most clients want a long answer and leave after a few tokens; some stay."""
@@ -73,17 +83,19 @@ SCRIPTS: Final[dict[str, Callable[[FaultScript], Plan]]] = {
     "prompts": FaultScript.prompts,
     "stories": FaultScript.stories,
     "reports": FaultScript.reports,
-    "clocks": FaultScript.clocks,
+    "chats": FaultScript.chats,
     "impatient": FaultScript.impatient,
 }
 """`Fault.traffic` → how the next visit is made."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Arguments: name of the fault, then those of `clients.main`."""
-    name, *rest = arguments
-    fault = FAULTS[name]
-    # The clients are the demo's own; only what they say is another script.
-    vars(clients)["Script"] = lambda seed: FaultScript(fault, seed)
-    return clients.main(rest)
+def _time_of_day() -> str:
+    """What a well-meant template writes at the top of a system prompt."""
+    now = time.strftime("%H:%M:%S") + f".{time.time_ns() // 1_000_000 % 1000:03d}"
+    return f"The time is {now}."
 
+
+def main(arguments: Sequence[str]) -> int:
+    """Arguments: the fault, as `faults.fault` takes it, then those of `clients.main`."""
+    wanted = fault(arguments[0])
+    return clients.main(arguments[1:], lambda seed: FaultScript(wanted, seed))

@@ -19,6 +19,9 @@ RATES: Final = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 BURST: Final = 12
 """Requests in a burst that was asked for."""
 
+EVERYDAY: Final = ("engine_hooks.clients", "main")
+"""Module and function of the demo's usual clients, for `own_python`."""
+
 STOP_S: Final = 3.0
 """How long the clients may take to hang up before their process is killed."""
 
@@ -49,14 +52,16 @@ class Traffic:
     """Clients in a process of their own. `rate`: arrivals a second (a chat of several turns arrives once).
 
     `start` the process early, it takes a second to load; `begin` when the engine serves. `on_record` is called with the
-    stopwatch of each request that has ended, `on_lost` with a reason when the process ends by itself. All methods
-    belong to the event loop in which `start` ran; before it they only note what is wanted.
+    stopwatch of each request that has ended, `on_lost` with a reason when the process ends by itself. `clients` are the
+    module and function that they are, and arguments before those of `clients.main`. All methods belong to the event loop in which `start` ran; before it they only note what is wanted.
     """
 
     def __init__(self, rate: float = 0.5, seed: int = 0, bursts: bool = True,
                  on_record: Callable[[Stopwatch], None] | None = None,
-                 on_lost: Callable[[str], None] | None = None) -> None:  # fmt: skip
+                 on_lost: Callable[[str], None] | None = None,
+                 clients: tuple[str, ...] = EVERYDAY) -> None:  # fmt: skip
         self.rate = rate
+        self.clients = clients
         self.seed = seed
         self.bursts = bursts
         self.paused = False
@@ -71,7 +76,7 @@ class Traffic:
         """Start the clients' process for the OpenAI-compatible server at base `url`. Raises OSError."""
         arguments = (url, model, str(self.seed), str(self.rate), str(int(self.bursts)))
         self._process = await asyncio.create_subprocess_exec(
-            *own_python("engine_hooks.clients", "main", *arguments),
+            *own_python(*self.clients, *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -110,11 +115,11 @@ class Traffic:
 
     def faster(self) -> None:
         """Raise the arrival rate to the next of `RATES`."""
-        self._set_rate(next((rate for rate in RATES if rate > self.rate * 1.001), self.rate))
+        self.set_rate(next((rate for rate in RATES if rate > self.rate * 1.001), self.rate))
 
     def slower(self) -> None:
         """Lower the arrival rate to the next of `RATES`."""
-        self._set_rate(next((rate for rate in reversed(RATES) if rate < self.rate * 0.999), self.rate))
+        self.set_rate(next((rate for rate in reversed(RATES) if rate < self.rate * 0.999), self.rate))
 
     def burst(self) -> None:
         """Send `BURST` requests at once: more than the KV cache holds."""
@@ -132,7 +137,8 @@ class Traffic:
         self._order(Order(ask=prompt, id=client_id))
         return client_id
 
-    def _set_rate(self, rate: float) -> None:
+    def set_rate(self, rate: float) -> None:
+        """Arrivals a second from now on."""
         self.rate = rate
         self._order(Order(rate=rate))
 

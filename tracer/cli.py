@@ -43,7 +43,8 @@ def demo(options: argparse.Namespace) -> int:
     """Run an embedded model under real traffic and watch it."""
     from engine_hooks.demo import Demo
 
-    job = Demo(options.engine, options.model, options.rate, options.seed, stopwatch=options.stopwatch)
+    job = Demo(options.engine, options.model, options.rate, options.seed, stopwatch=options.stopwatch,
+               fault=options.fault)  # fmt: skip
     return _run(job, options, traffic=job.traffic, mode="demo")
 
 
@@ -170,23 +171,31 @@ def _print_summary(snapshot: Snapshot, as_json: bool, extra: dict[str, object] |
     from tracer.export import jsondoc, text
 
     if as_json:
-        _print_json(jsondoc.document(snapshot, extra=extra))
+        from tracer.analysis.beside import Beside
+
+        _print_json(jsondoc.document(snapshot, extra=extra, beside=Beside()))
     else:
         _print(text.report(snapshot, width=width(), unicode=has_bars(), colour=_colour()).rstrip("\n"))
 
 
 def _print_request(state: TraceState, wanted: str, as_json: bool) -> None:
     """One request closely. Raises UsageError when it is not known."""
+    from tracer.analysis.beside import Beside
     from tracer.export import jsondoc, text
 
     detail = state.detail(wanted)
     if detail is None:
         known = ", ".join(state.request_ids()[-5:]) or "none"
         raise UsageError(f"no request {wanted}; the latest are: {known}")
+    beside, snapshot = Beside(), state.snapshot(limit=0)
     if as_json:
-        _print_json(jsondoc.request(detail.view, state.snapshot(limit=0)))
-    else:
-        _print(text.request_report(detail, width=width(), unicode=has_bars(), colour=_colour()).rstrip("\n"))
+        _print_json(jsondoc.request(detail, snapshot, beside))
+        return
+    engine = jsondoc.engine_of(detail.view, snapshot)
+    expected = beside.stages(engine, detail)
+    note = "" if engine is None else beside.basis(engine).text
+    _print(text.request_report(detail, width=width(), unicode=has_bars(), colour=_colour(), expected=expected,
+                               expected_from=note).rstrip("\n"))  # fmt: skip
 
 
 def _print_json(document: dict[str, Any]) -> None:
@@ -237,6 +246,22 @@ def _rate(text: str) -> float:
     return value
 
 
+def _fault(text: str) -> Any:
+    from engine_hooks.faults import FaultError, fault
+
+    try:
+        return fault(text)
+    except FaultError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _faults_help() -> str:
+    from engine_hooks.faults import FAULTS
+
+    return (f"a real fault, for the diagnosis to find: {', '.join(FAULTS)}; NAME@20 begins it after 20 s, NAME+NAME "
+            "has two at once")  # fmt: skip
+
+
 def _parser(wanted: str = "") -> argparse.ArgumentParser:
     parser = _Parser(
         prog="tracer",
@@ -275,12 +300,14 @@ def _parser(wanted: str = "") -> argparse.ArgumentParser:
         "  tracer demo\n"
         "  tracer demo --rate 2 --seed 7\n"
         "  tracer demo --model ./my-model\n"
+        "  tracer demo --fault slow-sampler@20             something goes wrong, 20 s after the first request\n"
         "  tracer demo --headless --seconds 30 --json > demo.json")  # fmt: skip
     one.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="which engine to start")
     one.add_argument("--model", metavar="FOLDER|ID", help="which model (default: a 135M chat model, fetched once)")
-    one.add_argument("--rate", type=_rate, default=0.5, metavar="R", help="arrivals a second (default 0.5)")
+    one.add_argument("--rate", type=_rate, metavar="R", help="arrivals a second (default 0.5, or what --fault needs)")
     one.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the traffic (default 0)")
     one.add_argument("--stopwatch", type=Path, metavar="FILE", help="write what each client measured, a JSON line each")
+    one.add_argument("--fault", type=_fault, metavar="NAME", help=_faults_help() if wanted == "demo" else None)
     headless(one)
 
     one = command("run", run,

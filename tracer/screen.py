@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 PAINT_S: Final = 0.02
 """Seconds between two looks whether the screen is painted."""
+PATIENCE_S: Final = 2.0
+"""How long a terminal that does not take what is written holds up the start of the engine."""
 
 
 def show_live(sources: Iterable[AsyncIterable[Delivery]], title: str) -> int:
@@ -105,7 +107,10 @@ async def _live(run: Run, app: TracerApp) -> int:
     painted = asyncio.Event()
     app.call_after_refresh(painted.set)
     await painted.wait()
-    await asyncio.sleep(PAINT_S)  # for the thread that writes
+    for _ in range(round(PATIENCE_S / PAINT_S)):  # for the thread that writes, and a terminal that takes its time
+        if app.at_rest:
+            break
+        await asyncio.sleep(PAINT_S)
     try:
         code = await run.live()
     except RunError:

@@ -58,7 +58,7 @@ def observed(target: str) -> TraceState:
     from tracer.analysis.diagnosis.series import ObservedState
     from tracer.trace_file import TraceFile
 
-    state = ObservedState(keep_finished=20_000, keep_steps=200_000)
+    state = ObservedState(keep_finished=20_000, keep_steps=200_000, keep_streams=12_000)
     with TraceFile(target) as trace:
         for delivery in trace.deliveries():
             if delivery.header is not None:
@@ -148,13 +148,9 @@ def diagnose(options: argparse.Namespace) -> int:
 
 def budget(options: argparse.Namespace) -> int:
     """What the twelve stages must take, by model, device and load."""
-    import json
+    from tracer.budget_command import run
 
-    from tracer.export.budget_text import budget_main
-
-    text, document = budget_main(options, width=width(), unicode=has_bars())
-    print(json.dumps(document, indent=2) if options.json else text.rstrip("\n"))
-    return 0
+    return run(options)
 
 
 def _instant(text: str, trace: TraceFile) -> int:
@@ -222,7 +218,11 @@ def add_commands(command: Command, wanted: str) -> None:
 
     one = command("budget", budget,
         "  tracer budget --model llama-3.1-8b --device h100-sxm --prompt 2000 --output 300\n"
-        "  tracer budget --model ./my-model --device cpu --batch 8 --json")  # fmt: skip
+        "  tracer budget --model ./my-model --device cpu --batch 8 --json\n"
+        "  tracer budget --screen            sliders; also what a terminal gets without any flag\n"
+        "  tracer budget --journey           one request, stage by stage, for an audience\n"
+        "  tracer budget --fit slow.trace    which shares of the device the engine reached\n"
+        "  tracer budget --what-if slow.trace prefix-cache=on max-num-seqs=64")  # fmt: skip
     if wanted == "budget":
         from tracer.analysis.options import add_arguments as add_budget_arguments
 

@@ -7,6 +7,7 @@ import signal
 import sys
 import termios
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,11 @@ def terminal(tracer: Commands) -> Iterator[Open]:
     yield open_terminal
     for one in opened:
         one.close()
+
+
+def state_of(pid: int) -> str:
+    """The letter that Linux has for what a process does: T is stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def assert_restored(terminal: Terminal) -> None:
@@ -66,6 +72,43 @@ def test_the_screen_is_painted_before_the_command_starts(terminal: Open, tracer:
     shown.process.send_signal(signal.SIGCONT)
     shown.type("q")
     shown.wait_for_end()
+    assert_restored(shown)
+
+
+def test_ctrl_z_gives_the_terminal_back_and_going_on_takes_it_again(terminal: Open) -> None:
+    shown = terminal("run", "--", *traced("tinyengine", "for", "600"))
+    shown.wait_for_text("waits-2")
+    shown.type("\x1a")
+    shown.wait_for(lambda: state_of(shown.process.pid) == "T", "the stop")
+    assert_restored(shown)
+    shown.process.send_signal(signal.SIGCONT)
+    shown.wait_for(lambda: termios.tcgetattr(shown.slave) != shown.before, "the terminal to be taken again")
+    shown.type("?")
+    shown.wait_for_text("The twelve stages")
+    shown.type("?")
+    shown.wait_for(lambda: "The twelve stages" not in shown.text, "the help to go")
+    shown.type("q")
+    shown.wait_for_end()
+    assert_restored(shown)
+
+
+def test_a_stop_without_a_word_leaves_keys_and_the_terminal_whole(terminal: Open) -> None:
+    """Were the terminal taken a second time without being given back, two threads would share the keys."""
+    shown = terminal("run", "--", *traced("tinyengine", "for", "600"))
+    shown.wait_for_text("waits-2")
+    for _ in range(3):
+        shown.process.send_signal(signal.SIGSTOP)
+        shown.wait_for(lambda: state_of(shown.process.pid) == "T", "the stop")
+        shown.process.send_signal(signal.SIGCONT)
+        shown.read(0.3)
+    for _ in range(10):
+        shown.type("?")
+        shown.wait_for_text("The twelve stages")
+        shown.type("?")
+        shown.wait_for(lambda: "The twelve stages" not in shown.text, "the help to go")
+    shown.type("q")
+    shown.wait_for_end()
+    assert_restored(shown)
 
 
 def test_nothing_of_the_command_is_painted_over_the_screen(terminal: Open, tracer: Commands) -> None:

@@ -137,11 +137,15 @@ def this_cpu(threads: int = 1) -> Device:
     memory. Both are a yardstick for what an engine reaches, not a promise: hardware for bfloat16 lets an engine exceed
     the first.
     """
-    flops, bandwidth = _measured()
+    return cpu_device(*_measured(), threads)
+
+
+def cpu_device(flops: float, bandwidth: float, threads: int = 1) -> Device:
+    """This machine's processor from what was measured of one core of it (FLOP/s, bytes/s)."""
     flops *= max(1, threads)
     return Device(
-        "cpu", f"{_cpu_name()} × {max(1, threads)}", bf16=flops, bandwidth=bandwidth, memory=_memory(), fp32=flops,
-        mfu=0.60, mbu=0.60, source="numpy on this machine, just now",
+        "cpu", f"{cpu_name()} × {max(1, threads)}", bf16=flops, bandwidth=bandwidth, memory=_memory(), fp32=flops,
+        mfu=0.60, mbu=0.60, source="numpy on this machine",
     )  # fmt: skip
 
 
@@ -182,7 +186,9 @@ def _memory() -> float:
         return 0.0
 
 
-def _cpu_name() -> str:
+@functools.cache
+def cpu_name() -> str:
+    """What this machine's processor calls itself."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

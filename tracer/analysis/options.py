@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from typing import Final
 
 from tracer.analysis.budget import Budget, budget
 from tracer.analysis.costs import Counting
@@ -15,6 +16,10 @@ from tracer.analysis.models import BITS, load_model
 from tracer.analysis.presets import PRESETS
 from tracer.analysis.roofline import Roofline
 from tracer.analysis.workload import MOST_SEQUENCES, MOST_TOKENS, Speculation, Workload
+
+MODEL: Final = "llama-3.1-8b"
+DEVICE: Final = "h100-sxm"
+"""What is meant where nothing is said."""
 
 
 def _whole(least: int, most: int) -> Callable[[str], int]:
@@ -54,9 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     share, factor = _number(0, 1, open_below=True), _number(0, 1e6)
     what = parser.add_argument_group("what is asked")
     add = what.add_argument
-    add("--model", default="llama-3.1-8b", metavar="NAME|FOLDER|FILE",
-        help=f"a preset ({', '.join(sorted(PRESETS))}), or a folder or file with a config.json")
-    add("--device", default="h100-sxm", metavar="NAME", help=f"{', '.join(DEVICES)}, or cpu (measured here)")
+    add("--model", metavar="NAME|FOLDER|FILE",
+        help=f"a preset ({', '.join(sorted(PRESETS))}), or a folder or file with a config.json (default {MODEL})")
+    add("--device", metavar="NAME", help=f"{', '.join(DEVICES)}, or cpu (measured here) (default {DEVICE})")
     add("--prompt", type=tokens, default=2000, metavar="N", help="prompt tokens (default 2000)")
     add("--cached", type=none_or_more, default=0, metavar="N", help="of them found in the prefix cache (default 0)")
     add("--output", type=tokens, default=300, metavar="N", help="output tokens (default 300)")
@@ -89,12 +94,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--longest", type=tokens, default=8192, metavar="N", help="tokens of the worst case (default 8192)")
     add("--mean-tokens", type=tokens, metavar="N", help="tokens that users hold on average (default prompt + output)")
     add("--block-size", type=_whole(1, 65_536), default=16, metavar="N", help="tokens of a KV block (default 16)")
+    ways = parser.add_argument_group("other ways to ask")
+    add = ways.add_argument
+    add("--screen", action="store_true", help="on a screen with sliders; without any flag a terminal gets it too")
+    add("--journey", action="store_true", help="on a screen, stage by stage, for an audience")
+    add("--fit", metavar="FILE", help="calibrate: MFU, MBU and host overhead of the engine in a recorded trace, and how "
+        "well that holds for steps it has not seen; --device where the trace does not name one")
+    add("--what-if", nargs="+", metavar=("FILE", "CHANGE"), help="replay a recorded trace with its settings changed: "
+        "prefix-cache=on|off chunked=512|off max-num-seqs=64 batch×2 kv-blocks=N rate×2 output×0.5 device=h100-sxm")
+
+
+def asks_for_nothing(options: argparse.Namespace) -> bool:
+    """Whether no flag of `add_arguments` was given."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return all(getattr(options, name) == value for name, value in vars(parser.parse_args([])).items())
 
 
 def budget_of(options: argparse.Namespace) -> Budget:
     """The budget that the flags ask for. Raises AnalysisError."""
-    model = load_model(options.model).quantised(options.weights, options.kv_dtype)
-    found = device(options.device)
+    model = load_model(options.model or MODEL).quantised(options.weights, options.kv_dtype)
+    found = device(options.device or DEVICE)
     front = FrontEnd()
     if options.front_end is not None:
         front = front.scaled(options.front_end / sum(front.ms(2000).values()))

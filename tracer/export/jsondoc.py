@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tracer.clock import NS_PER_MS
 from tracer.stages import Stage
@@ -18,6 +18,7 @@ from tracer.state.view import (
     EngineView,
     Losses,
     Quantiles,
+    RequestDetail,
     RequestView,
     Snapshot,
     StageView,
@@ -25,20 +26,26 @@ from tracer.state.view import (
 )
 from tracer.text import clean
 
+if TYPE_CHECKING:
+    from tracer.analysis.beside import Beside
+
 SCHEMA: Final = 1
 """Raised when the meaning of a key changes or one goes away; new keys do not raise it."""
 
 _RANKS: Final = {Status.MEASURED: 0, Status.ESTIMATED: 1, Status.UNAVAILABLE: 2}
 
 
-def document(snapshot: Snapshot, *, extra: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """The document of a snapshot. `extra` adds keys at the top; none of the document's own is replaced."""
+def document(
+    snapshot: Snapshot, *, extra: Mapping[str, object] | None = None, beside: Beside | None = None
+) -> dict[str, Any]:
+    """The document of a snapshot. `extra` adds keys at the top; none of the document's own is replaced. `beside` tells
+    the expected values; without it there are none."""
     engine = main_engine(snapshot)
     made: dict[str, Any] = {
         "schema": SCHEMA,
         "now_ms": (snapshot.now - snapshot.began) / NS_PER_MS,
         "wall": None if snapshot.wall is None else snapshot.wall / 1e9,
-        "engine": None if engine is None else _engine(engine),
+        "engine": None if engine is None else _engine(engine, beside),
         "processes": [_process(view) for view in snapshot.engines],
         "context": _context(snapshot.context),
         "gauges": None if engine is None else _gauges(engine),
@@ -46,7 +53,7 @@ def document(snapshot: Snapshot, *, extra: Mapping[str, object] | None = None) -
         "losses": _losses(snapshot.losses),
         "coverage": _coverage(snapshot.coverage),
         "counts": {"matching": snapshot.total, "live": snapshot.live, "finished": snapshot.finished},
-        "requests": [request(view, snapshot) for view in snapshot.requests],
+        "requests": [request(view, snapshot, beside) for view in snapshot.requests],
     }
     return {**{name: value for name, value in (extra or {}).items() if name not in made}, **made}
 
@@ -57,8 +64,18 @@ def main_engine(snapshot: Snapshot) -> EngineView | None:
     return next(iter(told or snapshot.engines), None)
 
 
-def request(view: RequestView, snapshot: Snapshot) -> dict[str, Any]:
-    """One request of the document."""
+def engine_of(view: RequestView, snapshot: Snapshot) -> EngineView | None:
+    """The engine that worked on a request, as far as can be told."""
+    named = (engine for engine in snapshot.engines if engine.name and engine.source == view.source)
+    return next(named, None) or main_engine(snapshot)
+
+
+def request(view: RequestView | RequestDetail, snapshot: Snapshot, beside: Beside | None = None) -> dict[str, Any]:
+    """One request of the document. Of a `RequestDetail` expected values are told more exactly."""
+    detail = view
+    if isinstance(view, RequestDetail):
+        view = view.view
+    expected = beside.stages(engine_of(view, snapshot), detail) if beside is not None else {}
     elapsed = view.e2e_ms
     if elapsed is None and view.closed is None:
         elapsed = max(0, snapshot.now - view.received) / NS_PER_MS
@@ -97,16 +114,21 @@ def request(view: RequestView, snapshot: Snapshot) -> dict[str, Any]:
         "batch": view.batch,
         "body_bytes": view.body_bytes,
         "sent_bytes": view.sent_bytes,
-        "stages": {row.stage.id: _stage(row, view.received, elapsed) for row in view.stages},
+        "stages": {
+            row.stage.id: _stage(row, view.received, elapsed, expected.get(row.stage)) for row in view.stages
+        },
     }
 
 
-def _stage(row: StageView, received: int, elapsed_ms: float | None) -> dict[str, Any] | None:
+def _stage(
+    row: StageView, received: int, elapsed_ms: float | None, expected_ms: float | None
+) -> dict[str, Any] | None:
     if row.begin is None or row.ms is None:
         return None
     return {
         "start_ms": (row.begin - received) / NS_PER_MS,
         "ms": row.ms,
+        "expected_ms": expected_ms,
         "wait_ms": row.wait_ms,
         "share": row.ms / elapsed_ms if elapsed_ms else None,
         "status": row.status.value,
@@ -114,7 +136,7 @@ def _stage(row: StageView, received: int, elapsed_ms: float | None) -> dict[str,
     }
 
 
-def _engine(view: EngineView) -> dict[str, Any]:
+def _engine(view: EngineView, beside: Beside | None) -> dict[str, Any]:
     return {
         "name": clean(view.name),
         "version": clean(view.version),
@@ -124,6 +146,7 @@ def _engine(view: EngineView) -> dict[str, Any]:
         "status": clean(view.status),
         "reason": clean(view.reason),
         "stalled": clean(view.stalled),
+        "expected_from": "" if beside is None else clean(beside.basis(view).text),
         "num_blocks": view.num_blocks,
         "block_size": view.block_size,
         "block_bytes": view.block_bytes,

@@ -6,7 +6,7 @@ tell stages by glyph, so that they need no colour.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from tracer.clock import NS_PER_MS
@@ -20,6 +20,8 @@ TEXT_LINES: Final = 12
 """Lines of prompt and of output printed for one request."""
 _LABEL, _FIGURES, _BOUND, _SHORTEST_BAR = 14, 29, 42, 16
 """Cells of a row's number and label; of its ms, share and status; at most of what bounds it; at least of its bar."""
+_EXPECTED: Final = 10
+"""Cells of the expected ms."""
 
 _GLYPHS: Final = {
     Stage.RECEIVE: "▏|", Stage.TEMPLATE: "▏|", Stage.TOKENISE: "▏|", Stage.ADMISSION: "░.", Stage.KV_ALLOC: "▏|",
@@ -49,23 +51,35 @@ def report(snapshot: Snapshot, *, width: int, unicode: bool, colour: bool = Fals
     return page.text()
 
 
-def request_report(detail: RequestDetail, *, width: int, unicode: bool, colour: bool = False) -> str:
-    """One request: twelve rows with bar, ms, share, how measured and bounded by what; then its figures and its text."""
+def request_report(
+    detail: RequestDetail, *, width: int, unicode: bool, colour: bool = False,
+    expected: Mapping[Stage, float] | None = None, expected_from: str = "",
+) -> str:  # fmt: skip
+    """One request: twelve rows with bar, ms, share, how measured and bounded by what; then its figures and its text.
+
+    `expected` adds a column with what each stage should take (ms), `expected_from` a line that says from what that
+    follows, or why it is not known.
+    """
     page = Page(width, unicode, colour)
     view = detail.view
     until = _until(view)
     page.flow(view.id, view.phase, view.finish_reason, view.route, view.error, *_marks(view))
     page.flow(_tokens(view), f"preempted ×{view.preemptions}" if view.preemptions else "")
     page.gap()
-    room = max(0, page.width - _LABEL - _FIGURES)
+    room = max(0, page.width - _LABEL - _FIGURES - (_EXPECTED if expected else 0))
     bound_width = min(_BOUND, room - _SHORTEST_BAR) if room >= 2 * _SHORTEST_BAR else 0
     bar_width = room - bound_width
+    if expected:
+        page.line(f"{'':<{_LABEL + bar_width}}{'ms':>9}{'expected':>{_EXPECTED}}{'share':>7}")
     for row in view.stages:
-        page.pieces(*_row(page, view, row, until, bar_width), f" {info(row.stage).bounded_by}" if bound_width else "")
+        bound = f" {info(row.stage).bounded_by}" if bound_width else ""
+        page.pieces(*_row(page, view, row, until, bar_width, expected), bound)
     page.line(f"{'unattributed':<{_LABEL + bar_width}}{_ms(view.unattributed_ms):>9}")
     page.gap()
     for name, figure in _figures(view):
         page.line(f"{name:<14}{_ms(figure):>12} ms")
+    if expected_from:
+        page.line(f"expected values: {expected_from}" if expected else f"no expected values: {expected_from}")
     _notes(page, view)
     _decode(page, detail)
     _texts(page, detail)
@@ -173,7 +187,9 @@ def _waterfall(page: Page, snapshot: Snapshot) -> None:
 # --- the parts of one request ---------------------------------------------------------------------------------------
 
 
-def _row(page: Page, view: RequestView, row: StageView, until: int, bar_width: int) -> list[str | Run]:
+def _row(
+    page: Page, view: RequestView, row: StageView, until: int, bar_width: int, expected: Mapping[Stage, float] | None
+) -> list[str | Run]:
     known = info(row.stage)
     label = f"{row.stage.value:>2} {known.label:<{_LABEL - 3}}"
     pieces = [segment for segment in view.segments if segment.stage is row.stage] if row.begin is not None else []
@@ -183,7 +199,8 @@ def _row(page: Page, view: RequestView, row: StageView, until: int, bar_width: i
     share = "" if row.ms is None or not total else f"{row.ms / total:>6.1%}"
     length = _ms(row.ms) if row.ms is not None else "-"
     bar: list[str | Run] = list(_bar(page, pieces, view.received, until, bar_width))
-    end = f"{length:>9}{share:>7} {row.status.value:<11}"
+    beside = f"{_ms(expected.get(row.stage)):>{_EXPECTED}}" if expected else ""
+    end = f"{length:>9}{beside}{share:>7} {row.status.value:<11}"
     return [label, *bar, end]
 
 

@@ -26,6 +26,7 @@ from tracer.keyframes.records import (
     Present,
     RateRecord,
     SourceRecord,
+    TallyRecord,
     TimerRecord,
     columns_of,
     early_record,
@@ -163,6 +164,7 @@ class Keyframer:
             over_incomplete=table.over_incomplete,
             texts=table._texts,
             tokens=table._tokens,
+            tally=TallyRecord(state.tally.sources, state.tally.routes, state.tally.reasons, *state.tally.entries()),
         )  # fmt: skip
         keyframe = Keyframe(
             version=state_version(),

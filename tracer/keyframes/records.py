@@ -160,6 +160,16 @@ class TimerRecord(msgspec.Struct, array_like=True):
     counts: bytes
 
 
+class TallyRecord(msgspec.Struct, array_like=True):
+    """`Tally`: the words that it tells apart, and `Tally.entries`."""
+
+    sources: list[str]
+    routes: list[str]
+    reasons: list[str]
+    ended: list[tuple[str, str, str, int]]
+    distributions: list[tuple[str, str, str, str, int, list[int]]]
+
+
 class Packed(msgspec.Struct, array_like=True):
     """Something encoded and packed by itself (`frame`, of `size` bytes unpacked), so that it need not be unpacked."""
 
@@ -197,6 +207,7 @@ class Present(msgspec.Struct, array_like=True):
     over_incomplete: int
     texts: int
     tokens: int
+    tally: TallyRecord
 
 
 class Keyframe(msgspec.Struct, array_like=True):
@@ -292,7 +303,7 @@ def state_version() -> str:
     digest = hashlib.blake2b(digest_size=12)
     digest.update(f"{LAYOUT} {tracer.__version__}".encode())
     records = (Keyframe, Present, Told, SourceRecord, BatchRecord, HistoryRecord, BlocksRecord, TablesRecord,
-               RateRecord, TimerRecord, early_record(), late_record(), steps_record())  # fmt: skip
+               RateRecord, TimerRecord, TallyRecord, early_record(), late_record(), steps_record())  # fmt: skip
     for record in records:
         for field in msgspec.structs.fields(record):
             digest.update(f"{field.name}:{field.type}".encode())

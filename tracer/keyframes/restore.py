@@ -27,6 +27,7 @@ from tracer.keyframes.records import (
     Present,
     SourceRecord,
     packed_version,
+    TallyRecord,
     state_version,
     unpacked,
 )
@@ -37,6 +38,7 @@ from tracer.state.rates import ENTRIES, RateLog
 from tracer.state.requests import Request
 from tracer.state.source import Source
 from tracer.state.step_history import StepHistory
+from tracer.state.tally import Tally
 from tracer.state.timers import TIMERS
 from tracer.state.trace_state import TraceState
 
@@ -319,6 +321,16 @@ class _Restoration:
             heads = self._chain[-1].timers[place].heads
             check(len(heads) == len(timer._heads), "no such windows")
             timer._heads = list(heads)
+        self._tally(state.tally, self._present.tally)
+
+    @staticmethod
+    def _tally(tally: Tally, record: TallyRecord) -> None:
+        tally.sources, tally.routes, tally.reasons = record.sources, record.routes, record.reasons
+        tally.ended = {(source, route, reason): count for source, route, reason, count in record.ended}
+        for source, route, what, detail, total, counts in record.distributions:
+            made = tally.distribution((source, route, what, detail))
+            check(len(counts) == len(made.counts) and min(total, *counts) >= 0, "other histograms")
+            made.total, made.counts = total, counts
 
     def _rate(self, place: int, log: RateLog) -> None:
         columns = log.entries()

@@ -42,6 +42,7 @@ def of(state: TraceState) -> str:
             digest.update(msgspec.msgpack.encode(step))
     for counts in state.timers.all_counts():
         digest.update(counts.tobytes())
+    add(*state.tally.entries())
     for log in (state.received, state.scheduled, state.produced):
         add(log.entries())
     return digest.hexdigest()

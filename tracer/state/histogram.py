@@ -29,8 +29,11 @@ BUCKETS: Final = math.ceil(math.log(CEILING_NS / FLOOR_NS) / _LOG_GROWTH) + 2
 
 WINDOWS_S: Final = (10.0, 60.0, 600.0, math.inf)
 """The windows that can be asked for; `WindowedTimer.quantiles` takes the nearest."""
-_SLOTS: Final = ((10, NS_PER_S), (12, 5 * NS_PER_S), (20, 30 * NS_PER_S))
+SLOTS: Final = ((10, NS_PER_S), (12, 5 * NS_PER_S), (20, 30 * NS_PER_S))
 """Number and length in ns of the slots of each bounded window."""
+
+_MOST: Final = 1 << 62
+"""ns that a sum may reach: what a hostile source adds up to is cut there."""
 
 _PENDING: Final = 2_048
 """Samples collected before they are sorted into buckets in one numpy pass."""
@@ -71,12 +74,17 @@ def quantiles_ns(counts: Counts, shares: Sequence[float]) -> list[float | None]:
 
 class WindowedTimer:
     """One latency over the last 10 s, 1 min, 10 min and since the start. Samples carry the trace time at which they
-    were taken; one that is older than a window when it arrives is not counted in that window."""
+    were taken; one that is older than a window when it arrives is not counted in that window.
 
-    def __init__(self) -> None:
+    `bounds` (ns, ascending, inclusive) divide the exact `lifetime` of all samples, beside the quantiles."""
+
+    def __init__(self, bounds: Sequence[int] = ()) -> None:
         self.total: Counts = np.zeros(BUCKETS, np.int64)
-        self._rings: list[Counts] = [np.zeros((number, BUCKETS), np.int64) for number, _ in _SLOTS]
-        self._heads = [-1] * len(_SLOTS)
+        self.bounds = tuple(bounds)
+        self._lifetime: Counts = np.zeros(len(self.bounds) + 2, np.int64)
+        """Sum of all samples in ns, then their counts up to each of the bounds and above the last."""
+        self._rings: list[Counts] = [np.zeros((number, BUCKETS), np.int64) for number, _ in SLOTS]
+        self._heads = [-1] * len(SLOTS)
         """Number (time over length) of the newest slot of each ring, -1 before the first sample."""
         self._times = array("q")
         self._values = array("d")
@@ -100,7 +108,11 @@ class WindowedTimer:
         self._times, self._values, self._weights = array("q"), array("d"), array("q")
         indices = bucket_indices(values)
         self.total += bucket_counts(indices, weights)
-        for window, (number, length) in enumerate(_SLOTS):
+        places = np.searchsorted(self.bounds, values) + 1
+        self._lifetime[1:] += np.bincount(places, weights, len(self._lifetime))[1:].astype(np.int64)
+        summed = float(np.rint(np.clip(values, 0, CEILING_NS) * weights).sum())
+        self._lifetime[0] = min(int(self._lifetime[0]) + int(min(summed, _MOST)), _MOST)
+        for window, (number, length) in enumerate(SLOTS):
             slots = times // length
             for slot in np.unique(slots):
                 row = self._slot(window, number, int(slot))
@@ -124,17 +136,23 @@ class WindowedTimer:
         return row
 
     def all_counts(self) -> list[Counts]:
-        """Every vector of counts that is kept: since the start, then the slots of each window."""
+        """Every vector of counts that is kept: since the start, then the slots of each window, then the lifetime."""
         self.flush()
-        return [self.total, *self._rings]
+        return [self.total, *self._rings, self._lifetime]
+
+    def lifetime(self) -> tuple[int, list[int]]:
+        """Exact sum (ns) of all samples since the start, and their counts up to each of `bounds` and above the last."""
+        self.flush()
+        total, *counts = self._lifetime.tolist()
+        return total, counts
 
     def counts(self, now: int, window_s: float) -> Counts:
         """Bucket counts over the window nearest to `window_s` that ends at trace time `now`."""
         self.flush()
         window = nearest_window(window_s)
-        if window == len(_SLOTS):
+        if window == len(SLOTS):
             return self.total
-        number, length = _SLOTS[window]
+        number, length = SLOTS[window]
         ring, head = self._rings[window], self._heads[window]
         oldest = now // length - number + 1
         if head < 0 or oldest > head:

@@ -47,36 +47,43 @@ class BlockMap:
 
     def assign(self, request: Request, index: int, blocks: list[int]) -> None:
         """The block table of `request` holds `blocks` from `index` on."""
-        held = self._held.setdefault(request.serial, [])
-        for block in held[index:]:
-            if self._let_go(block):
-                self._bytes[block] = FREE
-        del held[index:]
+        held = self._held.get(request.serial)
+        if held is None:
+            held = self._held[request.serial] = []
+        elif index < len(held):
+            for block in held[index:]:
+                if self._let_go(block):
+                    self._bytes[block] = FREE
+            del held[index:]
         slot = self._slots.get(request.serial)
         if slot is None:
             # With more requests than slots, several share one: the map tells blocks in use, not every owner.
             slot = self._free_slots.pop() if self._free_slots else request.serial % SLOTS
             self._slots[request.serial] = slot
+        shown, holders, cached, byte = self._bytes, self._holders, self._cached, FIRST_SLOT + slot
         for block in blocks:
-            if block >= BLOCKS_SHOWN:
-                continue
-            if block >= len(self._bytes):
-                self._bytes.extend(bytes(block + 1 - len(self._bytes)))
-            self._bytes[block] = FIRST_SLOT + slot
-            self._holders[block] = self._holders.get(block, 0) + 1
-            self._cached.pop(block, None)
+            if block >= len(shown):
+                if block >= BLOCKS_SHOWN:
+                    continue
+                shown.extend(bytes(block + 1 - len(shown)))
+            shown[block] = byte
+            holders[block] = holders.get(block, 0) + 1
+            if cached:
+                cached.pop(block, None)
             held.append(block)
 
     def release(self, request: Request, cached: int) -> None:
         """`request` gave its blocks back; `cached` of them stay for reuse (-1: not known, taken as none)."""
+        shown, holders = self._bytes, self._holders
         for place, block in enumerate(self._held.pop(request.serial, ())):
-            if not self._let_go(block):
-                continue
-            if place < cached:
-                self._bytes[block] = CACHED
+            others = holders.pop(block, 1) - 1
+            if others > 0:
+                holders[block] = others
+            elif place < cached:
+                shown[block] = CACHED
                 self._cached[block] = None
             else:
-                self._bytes[block] = FREE
+                shown[block] = FREE
         slot = self._slots.pop(request.serial, None)
         if slot is not None and slot not in self._slots.values():
             self._free_slots.append(slot)
@@ -109,12 +116,11 @@ class BlockMap:
 
 def block_runs(data: bytes) -> list[tuple[int, int, list[int]]]:
     """`Step.block_ids` as (key, index, block ids). A run that claims more ids than there are is cut."""
-    values = unpack_u32(data)
+    values = unpack_u32(data).tolist()
     runs: list[tuple[int, int, list[int]]] = []
-    at = 0
-    while at + 2 < len(values):
-        key, index, count = values[at : at + 3]
-        ids = values[at + 3 : at + 3 + count]
-        runs.append((key, index, ids.tolist()))
-        at += 3 + count
+    at, size = 0, len(values)
+    while at + 2 < size:
+        end = at + 3 + values[at + 2]
+        runs.append((values[at], values[at + 1], values[at + 3 : end]))
+        at = end
     return runs

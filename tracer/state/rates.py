@@ -40,6 +40,10 @@ class RateLog:
         """Times, running sums and what was before them: the whole log."""
         return self._times, self._sums, self._dropped
 
+    def totals(self) -> tuple[int, ...]:
+        """Sum of each column since the start."""
+        return tuple(sums[-1] if sums else 0 for sums in self._sums)
+
     def over(self, now: int, window_ns: int) -> tuple[int, ...]:
         """Sum of each column over the `window_ns` before `now`."""
         first = bisect_right(self._times, now - window_ns)

@@ -187,7 +187,7 @@ class RequestTable:
         if other.batch is not None or (one.batch is None and other.unseen):
             for name in _STEPS:
                 setattr(one, name, getattr(other, name))
-        for name in ("offline", "logprobs", "disconnected", "incomplete"):
+        for name in ("offline", "logprobs", "disconnected", "incomplete", "tallied"):
             setattr(one, name, getattr(one, name) or getattr(other, name))
         one.preemptions = sorted(one.preemptions + other.preemptions, key=attrgetter("begin"))
         if not one.output:
@@ -219,6 +219,8 @@ class RequestTable:
     def settle(self, request: Request, t: int) -> None:
         """Work out whether the request is over, and file it accordingly. `t`: instant of the event at hand (ns)."""
         if request.dropped:
+            return
+        if request.closed is None and request.finished is None and request.over is None and not request.lost:
             return
         over = _over(request, t)
         if (over is None) == (request.over is None):

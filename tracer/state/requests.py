@@ -181,6 +181,8 @@ class Request:
     dropped: bool = False
     counted: int = 0
     """Which of its latencies the timers have (bit per timer)."""
+    tallied: bool = False
+    """Whether it is among the requests that the tally has as ended."""
 
     # --- caches of the snapshot; not part of the state
     cached_view: RequestView | None = None

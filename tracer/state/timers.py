@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from tracer.state import latency
 from tracer.state.histogram import Counts, WindowedTimer
 from tracer.state.requests import Request
+from tracer.state.tally import BOUNDS, Tally
 from tracer.state.view import Quantiles
 
 TIMERS: Final = ("queue", "prefill", "ttft", "itl", "tpot", "e2e")
@@ -40,10 +41,11 @@ _ALL: Final = sum(figure.bit for figure in _FIGURES)
 
 
 class Timers:
-    """A `WindowedTimer` for each latency."""
+    """A `WindowedTimer` for each latency. `tally` is told of each one too."""
 
-    def __init__(self) -> None:
-        self._timers = {name: WindowedTimer() for name in TIMERS}
+    def __init__(self, tally: Tally | None = None) -> None:
+        self._timers = {name: WindowedTimer(BOUNDS[name]) for name in TIMERS}
+        self._tally = tally
 
     @property
     def itl(self) -> WindowedTimer:
@@ -55,18 +57,28 @@ class Timers:
         counted = request.counted
         if counted == _ALL:
             return
+        if request.lookup is None and request.first_token is None and request.stream_end is None and (
+            request.over is None
+        ):
+            return  # none of them has its end: so it is for the first half of a request's events
         for bit, name, figure, instant, final in _FIGURES:
             if counted & bit or (final and request.over is None):
                 continue
             value = figure(request)
             if value is not None:
                 self._timers[name].add(instant(request) or 0, value)
+                if self._tally is not None:
+                    self._tally.latency(request, name, value)
                 counted |= bit
         request.counted = counted
 
     def quantiles(self, now: int, window_s: float) -> dict[str, Quantiles]:
         """Each latency over the window nearest to `window_s` that ends at `now` (ns)."""
         return {name: timer.quantiles(now, window_s) for name, timer in self._timers.items()}
+
+    def lifetime(self, name: str) -> tuple[int, list[int]]:
+        """Exact sum in ns of one latency since the start, and its counts by `tally.BOUNDS`."""
+        return self._timers[name].lifetime()
 
     def all_counts(self) -> list[Counts]:
         """Everything that is kept, in a fixed order."""

@@ -50,6 +50,7 @@ from tracer.state.requests import ABSENT_ROSTERS, Request
 from tracer.state.snapshot import Listing, detail_of, view_of
 from tracer.state.source import Source
 from tracer.state.steps import Batch
+from tracer.state.tally import Tally
 from tracer.state.timers import Timers
 from tracer.state.view import RequestDetail, Snapshot
 
@@ -71,6 +72,11 @@ _REQUEST_EVENTS: Final = (
 _BEGINNERS: Final = frozenset({Received, Params, Begin, Alias, Prompt, Queued, Scheduled, Preempted})
 """Events that make a request known. One that only ends something makes none: it would never end."""
 _FRONT_END: Final = frozenset({Stage.RECEIVE, Stage.TEMPLATE, Stage.TOKENISE})
+_PLAIN: Final[dict[type[Event], Callable[[Request, Any], object]]] = {
+    Begin: milestones.begin, End: milestones.end, Prompt: milestones.prompt, Finished: milestones.finished,
+    Sent: milestones.sent, Output: milestones.output, Params: milestones.params,
+}  # fmt: skip
+"""Events that change nothing but the request's own record."""
 
 
 class TraceState:
@@ -84,7 +90,8 @@ class TraceState:
         """Events that made no sense."""
         self.sources: dict[str, Source] = {}
         self.requests = RequestTable(keep_finished, self._related, self._exchanged, self._forgotten)
-        self.timers = Timers()
+        self.tally = Tally()
+        self.timers = Timers(self.tally)
         self.received = RateLog(1)
         self.scheduled = RateLog(2)
         """Prompt tokens, and those of them that were cached."""
@@ -108,6 +115,7 @@ class TraceState:
         }
         for kind in _REQUEST_EVENTS:
             self._handlers[kind] = self._request_event
+        self._handlers[Sent] = self._sent
 
     # --- what is fed in ---------------------------------------------------------------------------------------------
 
@@ -177,11 +185,23 @@ class TraceState:
 
     # --- events of one request --------------------------------------------------------------------------------------
 
+    def _sent(self, source: Source, event: Sent) -> None:
+        """Half of all events of a busy engine, and none of them begins, ends or times anything: it is told and done."""
+        request = self.requests.get(source.name, event.key)
+        if request is None or source.gone is not None:
+            return
+        if request.lost:
+            self._request_event(source, event)
+            return
+        request.version += 1
+        milestones.sent(request, event)
+
     def _request_event(self, source: Source, event: Any) -> None:
         if source.gone is not None:
             return  # it was given up; what still trickles in starts nothing
         table = self.requests
-        if type(event) in _BEGINNERS or (type(event) is End and event.stage in _FRONT_END):
+        kind = type(event)
+        if kind in _BEGINNERS or (kind is End and event.stage in _FRONT_END):
             request = table.obtain(source.name, event.key, event.t)
         else:
             known = table.get(source.name, event.key)
@@ -191,7 +211,11 @@ class TraceState:
         request.version += 1
         if request.lost and all(self.sources[name].gone is None for name, _ in request.keys):
             request.lost = False
-        request = self._tell(source, request, event)
+        plain = _PLAIN.get(kind)
+        if plain is not None:
+            plain(request, event)
+        else:
+            request = self._tell(source, request, event)
         self._settle(request, event.t)
 
     def _tell(self, source: Source, request: Request, event: Any) -> Request:
@@ -209,12 +233,6 @@ class TraceState:
                 return self.requests.name(request, event.rid)
             case Alias():
                 return self.requests.name(request, event.rid)
-            case Begin():
-                milestones.begin(request, event)
-            case End():
-                milestones.end(request, event)
-            case Prompt():
-                milestones.prompt(request, event)
             case Scheduled():
                 if not 0 <= event.lookup < _END_OF_TIME:
                     raise ValueError("no such time")
@@ -224,17 +242,9 @@ class TraceState:
                 milestones.preempted(request, event)
                 source.preempted = max(source.preempted, event.total)
                 source.blocks.release(request, 0)
-            case Finished():
-                milestones.finished(request, event)
             case Released():
                 if milestones.released(request, event):
                     source.blocks.release(request, event.cached)
-            case Sent():
-                milestones.sent(request, event)
-            case Output():
-                milestones.output(request, event)
-            case Params():
-                milestones.params(request, event)
             case Closed():
                 milestones.closed(request, event)
                 if request.lost and request.over is not None:
@@ -245,6 +255,12 @@ class TraceState:
         """File it as live or over, and count the latencies that are now known."""
         self.requests.settle(request, t)
         self.timers.count(request)
+        if request.over is not None and not request.tallied:
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        """Count how it ended, once."""
+        self.tally.end(request, view_of(request, self.now, self._coverage_of))
 
     def _member(self, source: str, key: int, t: int) -> Request | None:
         """The request of a step's member or a roster's row."""
@@ -264,6 +280,8 @@ class TraceState:
             source.blocks.exchange(old, new)
 
     def _forgotten(self, request: Request) -> None:
+        if not request.tallied:
+            self._end(request)
         for name, _ in request.keys:
             self.sources[name].batch.forget(request)
             self.sources[name].blocks.release(request, 0)
@@ -281,17 +299,19 @@ class TraceState:
             return
         source.step(event)
         self.produced.add(event.t, source.batch.produced - before)
+        find, name = self.requests.get, source.name
         if event.blocks:
             pairs = unpack_u32(event.blocks)
             for key, held in zip(pairs[::2], pairs[1::2], strict=False):
-                request = self.requests.get(source.name, key)
+                request = find(name, key)
                 if request is not None:
                     request.blocks = held
         if event.block_ids:
+            assign = source.blocks.assign
             for key, index, blocks in block_runs(event.block_ids):
-                request = self.requests.get(source.name, key)
+                request = find(name, key)
                 if request is not None:
-                    source.blocks.assign(request, index, blocks)
+                    assign(request, index, blocks)
 
     def _step_device(self, source: Source, event: StepDevice) -> None:
         if max(event.embed, event.layers, event.head, event.logits, event.sampled) > _LONGEST_STEP_NS:

@@ -35,7 +35,7 @@ from tracer.tui.picture import write_picture
 from tracer.tui.screens.base import FrameScreen
 from tracer.tui.screens.live import LiveScreen
 from tracer.tui.tabs import TABS, Tab
-from tracer.tui.terminal import patient
+from tracer.tui.terminal import TerminalDriver, patient
 from tracer.tui.theme import ASCII, PALETTES, Look, choose_glyphs, choose_palette, textual_theme
 from tracer.tui.widgets.banner import Notice, notices_of
 
@@ -75,6 +75,7 @@ class TracerApp(App[int]):
         Binding("w", "window", "the next window for the figures", show=False),
         *(Binding(str(n), f"tab({n})", name, show=False) for n, name in enumerate(NAMES, 1)),
         Binding("ctrl+s", "screenshot", "screenshot as SVG", show=False),
+        Binding("ctrl+z", "suspend_process", "stop, until the shell's fg", show=False),
         Binding("ctrl+l", "repaint", "draw everything again", show=False),
         Binding("plus,equals_sign", "faster", "more requests a second", show=False),
         Binding("minus", "slower", "fewer requests a second", show=False),
@@ -239,6 +240,11 @@ class TracerApp(App[int]):
         """What the banner has to say."""
         own = (Notice(self.trouble, True),) if self.trouble else ()
         return own + notices_of(snapshot)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether all that was drawn has reached the terminal."""
+        return self._driver.at_rest if isinstance(self._driver, TerminalDriver) else True
 
     # --- what all screens can do
 

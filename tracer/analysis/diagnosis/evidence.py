@@ -143,7 +143,7 @@ def _asked(
 def _sends(request: Request, series: Series | None) -> tuple[Send, ...]:
     if series is None:
         return ()
-    return next((tuple(told) for key in request.keys if (told := series.sends.get(key)) is not None), ())
+    return next((told for key in request.keys if (told := series.sends(key))), ())
 
 
 def _passes(passes: list[Pass], base: int, table: StepTable | None) -> tuple[Ran, ...]:

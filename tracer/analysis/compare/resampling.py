@@ -1,0 +1,158 @@
+"""Noise by resampling: how much a figure would differ between two runs of which nothing was changed.
+
+Requests that run at the same time share steps and queues: they are not independent, and a bootstrap that drew them one
+by one would take noise for a change. Stretches of neighbouring requests are drawn instead (a circular moving-block
+bootstrap), as long as the requests that were open together. Everything that depends on the draw (cells, weights,
+quantiles) is computed again in each round, and one band holds for all figures at once (the largest deviation of any of
+them, studentised), so that looking at forty figures does not find a difference in one of them by chance.
+
+Only what changes within a run is seen: a machine that was slower all through one of the runs is a difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from tracer.analysis.compare.samples import Floats, Ints
+
+LEVEL: Final = 0.95
+"""Share of pairs of equal runs in which no band at all misses zero."""
+ROUNDS: Final = 1000
+FEWEST_ROUNDS: Final = 300
+CELLS: Final = 6_000_000
+"""Rounds × requests are kept below it: memory and time."""
+BLOCKS: Final = 10
+"""At least so many stretches make up a trace; with fewer, nothing could be said of how much they differ."""
+DEFINED: Final = 0.7
+"""Share of rounds in which a figure must exist."""
+
+
+def rounds_for(requests: int, wanted: int = ROUNDS) -> int:
+    """How many rounds so many requests allow."""
+    return max(min(wanted, FEWEST_ROUNDS), min(wanted, CELLS // max(1, requests)))
+
+
+def block_length(requests: int, company: float) -> int:
+    """Requests in a stretch: as many as were open together (`company`), and no fewer than the cube root of all."""
+    longest = max(1, requests // BLOCKS)
+    return int(min(longest, max(1, round(company), round(requests ** (1 / 3)))))
+
+
+def draws(random: np.random.Generator, requests: int, length: int, rounds: int) -> Floats:
+    """How often each request is drawn in each round (rounds × requests): whole stretches, the end joined to the
+    begin."""
+    if not requests:
+        return np.zeros((rounds, 0), np.float32)
+    stretches = -(-requests // length)
+    begins = random.integers(0, requests, (rounds, stretches))
+    steps = np.zeros((rounds, requests + length + 1), np.float32)
+    lines = np.repeat(np.arange(rounds), stretches)
+    np.add.at(steps, (lines, begins.ravel()), 1.0)
+    np.add.at(steps, (lines, begins.ravel() + length), -1.0)
+    covered = np.cumsum(steps, axis=1)[:, :-1]
+    counts = covered[:, :requests]
+    counts[:, :length] += covered[:, requests : requests + length]
+    return counts
+
+
+def weighted_mean(values: Floats, weights: Floats) -> Floats:
+    """Mean of `values` under each row of `weights` (rounds × values); values that are NaN do not count."""
+    known = ~np.isnan(values)
+    total = weights[:, known].sum(axis=1, dtype=np.float64)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean: Floats = (weights[:, known] @ values[known]) / total
+    return np.where(total > 0, mean, np.nan)
+
+
+def weighted_quantiles(values: Floats, weights: Floats, shares: Sequence[float]) -> Floats:
+    """Quantiles of `values` under each row of `weights`: shares × rounds. NaN where nothing weighs anything.
+
+    Each value stands in the middle of its weight; between two values it is interpolated.
+    """
+    known = np.flatnonzero(~np.isnan(values))
+    rounds = len(weights)
+    if not len(known):
+        return np.full((len(shares), rounds), np.nan)
+    order = known[np.argsort(values[known], kind="stable")]
+    ranked = values[order]
+    heights = weights[:, order]
+    reached = np.cumsum(heights, axis=1, dtype=np.float64)
+    total = reached[:, -1]
+    middles = reached - heights / 2
+    lines = np.arange(rounds)
+    found = np.empty((len(shares), rounds))
+    for place, share in enumerate(shares):
+        wanted = share * total
+        above = np.minimum((middles < wanted[:, None]).sum(axis=1), len(ranked) - 1)
+        below = np.maximum(above - 1, 0)
+        low, high = middles[lines, below], middles[lines, above]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            along = np.clip((wanted - low) / (high - low), 0.0, 1.0)
+        along = np.where(high > low, along, 1.0)
+        found[place] = ranked[below] * (1 - along) + ranked[above] * along
+    found[:, ~(total > 0)] = np.nan
+    return found
+
+
+def bands(observed: Floats, replicates: Floats, blocks: Sequence[int], level: float = LEVEL) -> Floats:
+    """Half width of the band of each difference, so that with probability `level` none of them misses what is true.
+
+    `observed`: figures; `replicates`: rounds × figures; `blocks`: stretches of each trace. NaN for a figure that too
+    few rounds have. The spread is that of the rounds, widened for the few stretches that it was taken from (Student's
+    t).
+    """
+    defined = np.isfinite(replicates).mean(axis=0) >= DEFINED
+    usable = defined & np.isfinite(observed)
+    half = np.full(len(observed), np.nan)
+    if not usable.any():
+        return half
+    inside = replicates[:, usable]
+    spread = np.nanstd(inside, axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        deviations = np.abs(inside - np.nanmean(inside, axis=0)) / spread
+    largest = np.nanmax(np.where(spread > 0, deviations, 0.0), axis=1)
+    reach = float(np.quantile(largest, level))
+    few = math.sqrt(max(count / max(1, count - 1) for count in blocks))
+    half[usable] = spread * few * student(reach, max(4, sum(blocks) - len(blocks)))
+    return half
+
+
+def student(normal: float, freedom: int) -> float:
+    """The quantile of Student's t with `freedom` degrees that belongs to a quantile of the normal distribution
+    (Abramowitz and Stegun, 26.7.5)."""
+    x, n = normal, float(freedom)
+    return (
+        x
+        + (x**3 + x) / (4 * n)
+        + (5 * x**5 + 16 * x**3 + 3 * x) / (96 * n**2)
+        + (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / (384 * n**3)
+    )
+
+
+def binned_quantiles(
+    bins: Ints, counts: Floats, weights: Floats, shares: Sequence[float]
+) -> tuple[Floats, Floats]:
+    """Quantiles of counted bins: `counts` is requests × bins, `weights` rounds × requests.
+
+    Returns shares × rounds of places among the bins, a fraction where it lies within one, and the total of each round.
+    """
+    heights = weights.astype(np.float64) @ counts
+    reached = np.cumsum(heights, axis=1)
+    total = reached[:, -1] if reached.shape[1] else np.zeros(len(weights))
+    lines = np.arange(len(weights))
+    found = np.full((len(shares), len(weights)), np.nan)
+    if not len(bins):
+        return found, total
+    for place, share in enumerate(shares):
+        wanted = share * total
+        at = np.minimum((reached < wanted[:, None]).sum(axis=1), len(bins) - 1)
+        height = heights[lines, at]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            along = np.where(height > 0, (wanted - (reached[lines, at] - height)) / height, 0.5)
+        found[place] = bins[at] + np.clip(along, 0.0, 1.0)
+    found[:, ~(total > 0)] = np.nan
+    return found, total

@@ -1,0 +1,110 @@
+"""``tracer budget``: the model's figures printed or on a screen, calibrated by a recording, or what would change if.
+
+Beside `tracer.studies`, which puts it on the command line. Errors are `AnalysisError`, `TraceFileError` and
+`TargetError`, each a sentence for the user.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tracer.stdout import has_bars, has_screen, width
+
+if TYPE_CHECKING:
+    from tracer.analysis.observed import Observed
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what the flags of ``tracer budget`` ask for; the exit code."""
+    from tracer.analysis.errors import AnalysisError
+    from tracer.analysis.options import asks_for_nothing, budget_of
+
+    ways = [name for name in ("fit", "what_if", "screen", "journey") if getattr(options, name)]
+    if len(ways) > 1:
+        one, other = (name.replace("_", "-") for name in ways[:2])
+        raise AnalysisError(f"--{one} and --{other} cannot be asked for together")
+    if options.fit:
+        return _fit(options)
+    if options.what_if:
+        return _what_if(options)
+    on_screen = options.screen or options.journey
+    if options.json and on_screen:
+        raise AnalysisError(f"--{ways[0]} opens a screen: it cannot be printed as JSON")
+    if on_screen or (asks_for_nothing(options) and not options.json and has_screen()):
+        if not has_screen():
+            raise AnalysisError("no terminal to draw on; without --screen and --journey the budget is printed")
+        from tracer.screen import show_budget
+
+        return show_budget(options, journey=options.journey)
+    from tracer.export.budget_text import budget_document, budget_text
+
+    made = budget_of(options)
+    if made.device.name == "cpu":
+        _keep_processor()
+    _print(options, budget_text(made, width=width(), unicode=has_bars()), budget_document(made))
+    return 0
+
+
+def _keep_processor() -> None:
+    """Let the screens know what was just measured."""
+    from tracer.analysis.calibration import keep_processor
+    from tracer.analysis.devices import this_cpu
+
+    try:
+        keep_processor(this_cpu())
+    except OSError as error:
+        print(f"tracer: what was measured of this processor is not kept: {error.strerror}", file=sys.stderr)
+
+
+def _observed(options: argparse.Namespace, target: str) -> Observed:
+    from tracer.analysis.observed import observe
+    from tracer.studies import observed
+
+    return observe(observed(target))
+
+
+def _fit(options: argparse.Namespace) -> int:
+    """Estimate the engine's shares of its device from a recording, and keep them for the expected values."""
+    from tracer.analysis.calibration import keep_fit
+    from tracer.analysis.devices import device
+    from tracer.analysis.fit import fit_trace
+    from tracer.export.fit_text import fit_document, fit_text
+
+    seen = _observed(options, options.fit)
+    found = fit_trace(seen, device=device(options.device) if options.device else None)
+    kept = None
+    try:
+        kept = keep_fit(seen.engine, found)
+    except OSError as error:
+        print(f"tracer: the fit is not kept for expected values: {error.strerror}", file=sys.stderr)
+    if found.device.name == "cpu":
+        _keep_processor()
+    text = fit_text(found, seen, kept=str(kept) if kept else "", width=width(), unicode=has_bars())
+    _print(options, text, fit_document(found, seen))
+    return 0
+
+
+def _what_if(options: argparse.Namespace) -> int:
+    """Replay a recording under changed settings."""
+    from tracer.analysis.devices import device
+    from tracer.analysis.errors import AnalysisError
+    from tracer.analysis.fit import fit_trace
+    from tracer.analysis.whatif import parse_changes, what_if
+    from tracer.export.whatif_text import whatif_document, whatif_text
+
+    target, *words = options.what_if
+    if not words:
+        raise AnalysisError("--what-if needs a change after FILE, for example: prefix-cache=on max-num-seqs=64 rate×2")
+    changes = parse_changes(" ".join(words))
+    seen = _observed(options, target)
+    found = fit_trace(seen, device=device(options.device) if options.device else None)
+    told = what_if(seen, changes, fitted=found)
+    _print(options, whatif_text(told, width=width(), unicode=has_bars()), whatif_document(told))
+    return 0
+
+
+def _print(options: argparse.Namespace, text: str, document: dict[str, Any]) -> None:
+    print(json.dumps(document, indent=2) if options.json else text.rstrip("\n"))
