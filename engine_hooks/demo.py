@@ -27,7 +27,7 @@ from engine_hooks.faults import Fault
 from engine_hooks.model import EXTRA, NAME
 from engine_hooks.own_python import own_python
 from engine_hooks.traffic import Traffic
-from tracer.clock import NS_PER_MS
+from tracer.clock import NS_PER_MS, now
 
 HEALTH_PERIOD_S: Final = 0.2
 """Seconds between two looks at a server that is starting."""
@@ -172,6 +172,8 @@ class Demo:
     _model: str = ""
     _watches: dict[str, Stopwatch] = field(default_factory=dict)
     _later: asyncio.Task[None] | None = None
+    fault_began: int | None = None
+    """When the clients' part of a fault that begins half-way began (monotonic ns); the engine's part says so itself."""
 
     def __post_init__(self) -> None:
         fault = self.fault
@@ -224,14 +226,16 @@ class Demo:
         if self.fault is not None:
             later = f" in {self.fault.after:g} s" if self.fault.after else ""
             wrong = f"; fault{later}: {self.fault.summary}"
-            if self.fault.after and self.rate is None:
+            if self.fault.after:
                 self._later = asyncio.create_task(self._crowd(self.fault))
         say(f"{self.engine} serves; clients come at {self.traffic.rate:g} a second{wrong}")
 
     async def _crowd(self, fault: Fault) -> None:
         """The fault's arrivals, once it begins."""
         await asyncio.sleep(fault.after)
-        self.traffic.set_rate(fault.rate[self.engine])
+        self.fault_began = now()
+        if self.rate is None:
+            self.traffic.set_rate(fault.rate[self.engine])
 
     async def finish(self) -> None:
         """The clients hang up."""

@@ -81,7 +81,7 @@ _LIST: Final = (
     Fault("overload", "three times as many requests as can be served",
           ("over-capacity", "batch-limit"), _rate(2.0, 4.0), "prompts", options=_blocks(2048, 1024)),
     Fault("kv-too-small", "room in the KV cache for one request and a half",
-          ("kv-blocks",), _rate(0.6, 1.0), "prompts",
+          ("kv-blocks",), _rate(1.2, 2.0), "prompts",
           options=_blocks(26, 14, vllm={"--max-model-len": "448"})),
     Fault("preemption-thrash", "a KV cache that admits more than can grow to its end",
           ("preemption",), _rate(0.6, 0.8), "stories",

@@ -8,6 +8,7 @@ second.
 from __future__ import annotations
 
 import contextvars
+import os
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
@@ -30,6 +31,11 @@ CLIENT_ID_LIMIT: Final = 128
 """Characters kept of an id that a client sent."""
 
 REQUEST_ID: Final = b"x-request-id"
+TENANTS: Final = tuple(
+    name.strip().lower().encode("latin-1", "replace")
+    for name in os.environ.get("TRACER_TENANT_HEADER", "x-tenant-id,x-tenant").split(",") if name.strip()
+)  # fmt: skip
+"""Headers that name the tenant, the first one that is there; the body's ``user`` field does where none is."""
 
 
 class Front:
@@ -70,11 +76,11 @@ class Fronts:
         self.emitter = emitter
         self.by_rid: dict[str, Front] = {}
 
-    def open(self, rid: str, route: str, client_id: str, needle: bytes, at: int) -> Front:
+    def open(self, rid: str, route: str, client_id: str, needle: bytes, at: int, tenant: str = "") -> Front:
         """A request's first byte is here. `needle`: see `TracingMiddleware.routes`."""
         front = Front(self.emitter.hold(rid, FRONT), rid, needle)
         self.by_rid[rid] = front
-        self.emitter.emit_lifecycle(events.Received(at, front.key, rid, route, client_id))
+        self.emitter.emit_lifecycle(events.Received(at, front.key, rid, route, client_id, tenant))
         return front
 
     def tell(self, front: Front, at: int, *, force: bool = False) -> None:
@@ -149,7 +155,11 @@ class TracingMiddleware:
             headers.append((REQUEST_ID, rid.encode()))
             scope = {**scope, "headers": headers}
         path = str(scope["path"])
-        return self.fronts.open(rid, path, client_id, self.routes[path], at), scope, answer
+        tenant = next((value for wanted in TENANTS for name, value in headers if name.lower() == wanted), b"")
+        front = self.fronts.open(
+            rid, path, client_id, self.routes[path], at, tenant[:CLIENT_ID_LIMIT].decode("latin-1")
+        )  # fmt: skip
+        return front, scope, answer
 
     def carries(self, front: Front, body: bytes) -> bool:
         """Whether a streamed chunk carries output."""

@@ -1,7 +1,7 @@
 """Makes the recordings of this folder: `python recordings/make.py NAME … [--model FOLDER] [--into FOLDER]`.
 
-Each is `tracer run --record FILE -- SERVER` with real HTTP clients beside it, so that what happens is the engine's doing
-and only what is asked of it is ours. Run it with the Python of the environment that has the engine; without a name it
+Each is `tracer run --record FILE -- SERVER` with real HTTP clients beside it: what happens is the engine's doing, only
+what is asked of it is ours. Run it with the Python of the environment that has the engine; without a name it
 lists them. The one that is modelled needs no engine.
 """
 
@@ -181,7 +181,7 @@ def record(name: str, model: str, path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "tracer", "run", "--headless", "--record", str(path), "--",
          *with_options(launch.command, story.options)],
-        env={**os.environ, **launch.environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**os.environ, **launch.environment}, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     try:
         wait_for(launch, process)

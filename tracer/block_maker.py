@@ -13,6 +13,7 @@ from tracer.clock import NS_PER_S
 from tracer.events import Event, Gap, Header, Heartbeat, Prompt, Roster, Step
 from tracer.frames import encode_events
 from tracer.intake import Delivery
+from tracer.zstd_frames import LEVEL
 
 BATCH_EVENTS: Final = 1_024
 """Events in one frame: encoding one holds the interpreter lock, for some 0.3 ms with these."""
@@ -59,13 +60,14 @@ def known_at(event: Event) -> int:
 
 class BlockMaker:
     """Collects deliveries and makes blocks of them. Text of requests is left out unless `with_text`; `began` is when
-    that begins, by our clock (ns).
+    that begins, by our clock (ns); `level` how hard zstd tries.
 
     `put` and `take` belong to one thread, `make` may run in another.
     """
 
-    def __init__(self, *, with_text: bool, began: int) -> None:
+    def __init__(self, *, with_text: bool, began: int, level: int = LEVEL) -> None:
         self.with_text = with_text
+        self._level = level
         self._floor = began - BEHIND
         self.waiting = 0
         """Events that wait to be made a block of."""
@@ -164,7 +166,7 @@ class BlockMaker:
         """A block that holds no events; `at` (ns) as in `Block`, default where the events before it end."""
         at = self.due if at is None else at
         number, self.number = self.number, self.number + 1
-        data = make_block(kind, content, number=number, first=at, last=at, flags=flags)
+        data = make_block(kind, content, number=number, first=at, last=at, flags=flags, level=self._level)
         return Made(data, number, at, at, True, [], self.seqs)
 
     def _encode(self, part: Delivery) -> list[tuple[Delivery, bytes, int]]:
@@ -212,7 +214,7 @@ class BlockMaker:
         number, self.number = self.number, self.number + 1
         data = make_block(
             EVENTS, b"".join(frames), number=number, first=first, last=self.due,
-            count=sum(len(delivery.events) for delivery in written), flags=CALM if calm else 0,
+            count=sum(len(delivery.events) for delivery in written), flags=CALM if calm else 0, level=self._level,
         )  # fmt: skip
         return Made(data, number, first, self.due, calm, written, seqs)
 

@@ -14,7 +14,7 @@ from zlib import crc32
 import msgspec
 
 from tracer.events import Header
-from tracer.zstd_frames import PackingError, pack, unpack
+from tracer.zstd_frames import LEVEL, PackingError, pack, unpack
 
 FORMAT: Final = 1
 """Version of the layout of a file. Raised when an older reader would misread it."""
@@ -149,12 +149,13 @@ def read_preamble(data: bytes) -> bool:
 
 
 def make_block(
-    kind: int, content: bytes, *, number: int, first: int = 0, last: int = 0, count: int = 0, flags: int = 0
-) -> bytes:
-    """A block with `content` (not yet packed). Raises BlockError when that is over `MAX_RAW`."""
+    kind: int, content: bytes, *, number: int, first: int = 0, last: int = 0, count: int = 0, flags: int = 0,
+    level: int = LEVEL,
+) -> bytes:  # fmt: skip
+    """A block with `content` (not yet packed), packed at zstd's `level`. Raises BlockError when that is over `MAX_RAW`."""
     if len(content) > MAX_RAW:
         raise BlockError(f"a block of {len(content):,} bytes is over the limit of {MAX_RAW:,}")
-    packed = pack(content)
+    packed = pack(content, level)
     # Readers of plain zstd shall see the events and skip the rest, content included.
     skipped = HEADER_SIZE - 8 + (0 if kind == EVENTS else len(packed))
     head = _HEADER.pack(

@@ -20,6 +20,7 @@ from tracer import clock
 from tracer.clock import NS_PER_MS, NS_PER_S
 from tracer.events import Event, Gap, Header, SourceGone
 from tracer.intake import Delivery
+from tracer.retained import Retained
 
 WINDOW: Final = 100 * NS_PER_MS
 """ns in which events of different sources are put in order: two drains of a publisher."""
@@ -40,6 +41,7 @@ class Bus:
         self._order = itertools.count()
         self._pending: list[tuple[int, int, str, Event]] = []
         self._headers: dict[str, Header] = {}
+        self._retained: dict[str, Retained] | None = None
         self._offsets: dict[str, int] = {}
         self._speaking: set[str] = set()
         self._subscriptions: list[Subscription] = []
@@ -57,15 +59,21 @@ class Bus:
         else:
             self._waiting.append(source)
 
-    def subscribe(self, room: int = ROOM) -> Subscription:
+    def retain(self) -> None:
+        """From now on keep what is still true (`tracer.retained`), for readers that come late."""
+        if self._retained is None:
+            self._retained = {}
+
+    def subscribe(self, room: int = ROOM, *, from_before: bool = False) -> Subscription:
         """Everything from now on, for one reader; at most `room` events wait for it. It learns at once which sources
-        are there."""
+        are there, and `from_before` also what is still true of them, as far as the bus retains it."""
         subscription = Subscription(self, room)
         if self._closed:
             subscription.end()
             return subscription
         for source, header in self._headers.items():
-            subscription.put(Delivery(source, header))
+            kept = self._retained.get(source) if from_before and self._retained is not None else None
+            subscription.put(Delivery(source, header, kept.snapshot() if kept is not None else []))
         self._subscriptions.append(subscription)
         return subscription
 
@@ -188,6 +196,11 @@ class Bus:
         return not self._speaking
 
     def _hand_out(self, delivery: Delivery) -> None:
+        if self._retained is not None and delivery.events:
+            last = delivery.events[-1]
+            self._retained.setdefault(delivery.source, Retained()).observe(delivery.events, last.t)
+            if type(last) is SourceGone:
+                del self._retained[delivery.source]
         for subscription in self._subscriptions:
             subscription.put(delivery)
 

@@ -14,8 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from tracer import __version__
+from tracer.comparison import add_commands as add_comparison
+from tracer.exports import add_commands as add_exports
+from tracer.record_command import add_commands as add_recording
+from tracer.record_command import add_flight_arguments, new_flight, new_recorder
+from tracer.slo import add_option as add_slo
 from tracer.stdout import has_bars, has_screen, width
-from tracer.studies import add_commands, new_recorder
+from tracer.studies import add_commands
+from tracer.telemetry import add_commands as add_telemetry
+from tracer.telemetry import add_outlet_arguments
 
 if TYPE_CHECKING:
     from tracer.run import Job
@@ -28,7 +35,7 @@ ENGINES = ("transformers", "vllm")
 """What `tracer demo` can start: the keys of `engine_hooks.demo.LAUNCHERS`, here so that --help need not load them."""
 
 
-KNOWN = ("TargetError", "TraceFileError", "AnalysisError")
+KNOWN = ("ExportError", "MetricsError", "AlertsError", "MissingExtraError", "TargetError", "TraceFileError", "AnalysisError")
 """Errors whose message is a sentence for the user, by name: to import them all takes longer than --help may."""
 
 
@@ -62,6 +69,7 @@ def attach(options: argparse.Namespace) -> int:
     """Join engines that run with the hooks on."""
     import asyncio
 
+    from tracer.outlets import Outlets
     from tracer.screen import show_live
     from tracer.targets import choose, find_targets, table
 
@@ -74,7 +82,11 @@ def attach(options: argparse.Namespace) -> int:
     target = choose(targets, options.target) if options.target else _only(targets)
     if not has_screen():
         raise UsageError(f"no terminal to show {target.name} in; print it once with: tracer show {target.name}")
-    return show_live(target.sources(), target.name)
+    outlets = Outlets.open(options, lambda text: print(f"tracer: {text}", file=sys.stderr))
+    try:
+        return show_live(target.sources(), target.name, slo=options.slo, outlets=outlets)
+    finally:
+        outlets.close()
 
 
 def show(options: argparse.Namespace) -> int:
@@ -85,7 +97,9 @@ def show(options: argparse.Namespace) -> int:
     if options.request is not None:
         _print_request(state, options.request, options.json)
     else:
-        _print_summary(state.snapshot(), options.json)
+        from tracer.state.numbers import Ask
+
+        _print_summary(state.snapshot(numbers=Ask(slo=options.slo)), options.json)
     return 0
 
 
@@ -103,6 +117,7 @@ def doctor(options: argparse.Namespace) -> int:
 def _run(job: Job, options: argparse.Namespace, *, traffic: Any, mode: str) -> int:
     """Run a job, with or without a screen."""
     from engine_hooks.inject import environment
+    from tracer.outlets import Outlets
     from tracer.run import Run, RunError
     from tracer.voice import Voice
 
@@ -111,25 +126,30 @@ def _run(job: Job, options: argparse.Namespace, *, traffic: Any, mode: str) -> i
     if not headless and not has_screen():
         voice.say("no terminal here: running as with --headless")
         headless = True
+    outlets = Outlets.open(options, voice.say)
     try:
-        recorder = new_recorder(options.record, options.with_text) if options.record is not None else None
+        flight = new_flight(options, options.record, voice.say)
+        whole = options.record is not None and flight is None
+        recorder = new_recorder(options.record, options.with_text) if whole else None
         this = Run(job, environment, voice.say, log=options.log, on_line=voice.line if headless else None,
-                   recorder=recorder)  # fmt: skip
+                   recorder=recorder, flight=flight)  # fmt: skip
     except OSError as error:
         place = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise UsageError(f"cannot begin a run: {place}") from error
+    this.outlets = outlets
     try:
         if headless:
             return _headless(this, options)
         from tracer.screen import show_run
 
-        return show_run(this, voice, traffic=traffic, mode=mode)
+        return show_run(this, voice, traffic=traffic, mode=mode, with_text=options.with_text, slo=options.slo)
     except RunError as error:
         for line in () if headless else this.tail():
             voice.line(line)
         voice.say(str(error))
         return error.code
     finally:
+        outlets.close()
         this.close()
 
 
@@ -138,13 +158,19 @@ def _headless(this: Any, options: argparse.Namespace) -> int:
 
     from tracer.headless import attend
 
-    outcome = asyncio.run(attend(this, options.seconds))
+    outcome = asyncio.run(attend(this, options.seconds, options.slo))
     if not this.traced:
         this.say(this.untraced)
     facts = {"name": this.name, "command": this.job.title, "exit_code": outcome.exit_code,
              "seconds": round(this.seconds, 3), "log": this.log.path}  # fmt: skip
-    _print_summary(outcome.snapshot, options.json, {"run": facts, **this.job.extra(outcome.snapshot)})
-    return outcome.exit_code
+    more = {"run": facts, "diagnosis": outcome.diagnosis.summary(), **this.job.extra(outcome.snapshot),
+            **this.outlets.extra(outcome.snapshot.began)}  # fmt: skip
+    _print_summary(outcome.snapshot, options.json, more)
+    if not options.json:
+        from tracer.text import clean
+
+        _print(f"\ndiagnosis: {clean(outcome.diagnosis.verdict)}")
+    return outcome.exit_code or this.outlets.exit_code
 
 
 # --- choosing and printing -------------------------------------------------------------------------------------------
@@ -294,7 +320,10 @@ def _parser(wanted: str = "") -> argparse.ArgumentParser:
         add("--json", action="store_true", help="the summary as JSON on stdout (implies --headless)")
         add("--record", type=Path, metavar="FILE", help="record what happens to FILE, to be replayed")
         add("--with-text", action="store_true", help="record prompts and outputs too")
+        add_flight_arguments(added)
+        add_outlet_arguments(added)
         add("--log", type=Path, metavar="FILE", help="append the engine's output to FILE, not to one in the log folder")
+        add_slo(added)
 
     one = command("demo", demo,
         "  tracer demo\n"
@@ -321,19 +350,26 @@ def _parser(wanted: str = "") -> argparse.ArgumentParser:
         "  tracer attach                 the only one, or a choice\n"
         "  tracer attach 4711            by pid\n"
         "  tracer attach --list")  # fmt: skip
+    add_slo(one)
     one.add_argument("target", nargs="?", metavar="NAME|PID", help="which one, as --list names it")
     one.add_argument("--list", action="store_true", help="print what can be joined and leave")
+    add_outlet_arguments(one)
 
     one = command("show", show,
         "  tracer show 4711\n"
         "  tracer show 4711 --json | jq .requests\n"
         "  tracer show 4711 --request chat-12.1")  # fmt: skip
+    add_slo(one)
     one.add_argument("target", metavar="FILE|TARGET",
                      help="a recorded trace, a pid, a name as in tracer attach --list, or a socket")  # fmt: skip
     one.add_argument("--json", action="store_true", help="as JSON")
     one.add_argument("--request", metavar="ID", help="one request closely")
 
     command("doctor", doctor, "  tracer doctor")
+    add_recording(command, wanted)
+    add_telemetry(command, wanted)
+    add_comparison(command, wanted)
+    add_exports(command)
     add_commands(command, wanted)
     return parser
 

@@ -107,6 +107,20 @@ class EngineLog:
         self._closed = True
 
 
+class EventLog:
+    """What the tracer has to tell, where there is no output of an engine: the same lines, without a file."""
+
+    def __init__(self) -> None:
+        self.path = ""
+        self.lines: list[str] = []
+
+    def add(self, line: str) -> None:
+        """Append a line."""
+        self.lines.append(line)
+        if len(self.lines) > 2 * LINES_KEPT:
+            del self.lines[:-LINES_KEPT]
+
+
 def _decode(line: bytes) -> str:
     text = line.removesuffix(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")
     return text if len(text) <= LONGEST_LINE else text[:LONGEST_LINE] + "…"

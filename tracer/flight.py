@@ -186,11 +186,14 @@ class FlightRecorder:
         header, retained = self._known.get(delivery.source) or (None, Retained())
         header = delivery.header or header
         self._known[delivery.source] = header, retained
-        if delivery.header is not None:
-            self.state.add_source(delivery.header)
-        self.state.unknown += delivery.unknown
-        for event in delivery.events:
-            self.state.apply(delivery.source, event)
+        if self.rules:
+            if delivery.header is not None:
+                self.state.add_source(delivery.header)
+            self.state.unknown += delivery.unknown
+            for event in delivery.events:
+                self.state.apply(delivery.source, event)
+        else:  # nobody asks for more than the time
+            self.state.now = max(self.state.now, max([event.t for event in delivery.events], default=0))
         retained.observe(delivery.events, self.state.now)
         if delivery.events and type(delivery.events[-1]) is SourceGone:
             del self._known[delivery.source]
@@ -218,8 +221,10 @@ class FlightRecorder:
     def _decide(self) -> None:
         ours = self._now()
         at = ours if abs(ours - self.state.now) < _LIVE else self.state.now
-        snapshot = self.state.snapshot(now=at, limit=0)
-        fired = [reason for rule in self.rules if (reason := rule.fires(self.state, snapshot))]
+        fired: list[str] = []
+        if self.rules:
+            snapshot = self.state.snapshot(now=at, limit=0)
+            fired = [reason for rule in self.rules if (reason := rule.fires(self.state, snapshot))]
         asked = [self._asked.popleft() for _ in range(len(self._asked))]
         for reason, by_rule in [(reason, False) for reason in asked] + [(reason, True) for reason in fired]:
             if self._file is not None:  # it is being written: longer, then, and with another mark

@@ -27,12 +27,15 @@ async def follow(bus: Bus, state: TraceState) -> None:
             await asyncio.gather(carrying, return_exceptions=True)
 
 
-async def watch_for(sources: Iterable[AsyncIterable[Delivery]], seconds: float) -> TraceState:
-    """The state after following `sources` for so many seconds: what they told at once, and a little of what they do."""
+async def watch_for(
+    sources: Iterable[AsyncIterable[Delivery]], seconds: float, state: TraceState | None = None
+) -> TraceState:
+    """The state after following `sources` for so many seconds: what they told at once, and a little of what they do.
+    `state` is one to begin with."""
     bus = Bus()
     for source in sources:
         bus.add(source)
-    state = TraceState()
+    state = TraceState() if state is None else state
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await follow(bus, state)

@@ -6,13 +6,17 @@ import asyncio
 import contextlib
 import signal
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tracer import clock
 from tracer.follow import follow
 from tracer.run import Run
-from tracer.state.trace_state import TraceState
+from tracer.slo import NO_TARGETS, Slo
+from tracer.state.numbers import Ask
 from tracer.state.view import Snapshot
+
+if TYPE_CHECKING:
+    from tracer.analysis.diagnosis import Diagnosis
 
 LAST_WORDS_S: Final = 0.6
 """How long events may be under way once the engine has ended."""
@@ -22,18 +26,22 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. `exit_code` for us; `snapshot` of the instant before anything was ended."""
+    """How a run ended. `exit_code` for us; `snapshot` and `diagnosis` of the instant before anything was ended."""
 
     exit_code: int
     snapshot: Snapshot
+    diagnosis: Diagnosis
 
 
-async def attend(run: Run, seconds: float | None) -> Outcome:
+async def attend(run: Run, seconds: float | None, slo: Slo = NO_TARGETS) -> Outcome:
     """Live through a run: until its command ends, `seconds` of service are over, or a signal comes, which is passed on.
 
-    A second signal cuts the patience with the command short. Raises RunError when the command cannot be run.
+    `slo`: targets for the summary's figures. A second signal cuts the patience with the command short. Raises RunError
+    when the command cannot be run.
     """
-    state = TraceState()
+    from tracer.analysis.diagnosis import ObservedState, diagnose
+
+    state = ObservedState()
     loop = asyncio.get_running_loop()
     came: asyncio.Future[signal.Signals] = loop.create_future()
 
@@ -49,6 +57,9 @@ async def attend(run: Run, seconds: float | None) -> Outcome:
     reading = asyncio.create_task(run.log.follow())
     living = asyncio.create_task(run.live())
     timing = asyncio.create_task(_service(run, seconds))
+    helpers: list[asyncio.Task[Any]] = [following, reading, living, timing]
+    if run.outlets is not None:
+        helpers.append(asyncio.create_task(run.outlets.run(state)))
     try:
         first: set[asyncio.Future[Any]] = {living, timing, came}
         await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -59,15 +70,18 @@ async def attend(run: Run, seconds: float | None) -> Outcome:
             if code:
                 run.log.close()
                 run.say(f"{run.job.title} ended with code {code} after {run.seconds:.1f} s")
-        snapshot = state.snapshot(now=clock.now())
+        snapshot = state.snapshot(now=clock.now(), numbers=Ask(slo=slo))
+        diagnosis = diagnose(state, now=snapshot.now)
+        if run.outlets is not None:
+            run.outlets.look(state, snapshot.now)
         if not by_itself:
             code = await end(run, living, came.result() if came.done() else None)
         run.log.close()
-        return Outcome(code, snapshot)
+        return Outcome(code, snapshot, diagnosis)
     finally:
-        for task in (following, reading, living, timing):
+        for task in helpers:
             task.cancel()
-        await asyncio.gather(following, reading, living, timing, return_exceptions=True)
+        await asyncio.gather(*helpers, return_exceptions=True)
         for number in SIGNALS:
             loop.remove_signal_handler(number)
 

@@ -93,6 +93,7 @@ class Player:
         self._last_skip = 0
         self._note = ""
         self._target: int | None = None
+        self._jumped = False
         self._goal: Goal | None = None
         self._wake = asyncio.Event()
         self.seek(trace.begin if at is None else at)
@@ -160,8 +161,10 @@ class Player:
         elif self._goal is not None:
             self._go_on_stepping(self._goal, SLICE_NS)
         elif self.paused or self.ended:
+            self._cursor.tidy()
             self._index.extend(SLICE_NS)
         else:
+            self._cursor.tidy()
             self._play(int(elapsed * self._speed))
             self._index.extend(SLICE_NS // 4)
 
@@ -238,6 +241,11 @@ class Player:
     # --- seeking ------------------------------------------------------------------------------------------------------
 
     @property
+    def target(self) -> int | None:
+        """Where it is being sent (ns), None once it is there."""
+        return self._target
+
+    @property
     def fraction(self) -> float:
         """How far the playhead is: 0 at the begin, 1 at the end."""
         length = self.trace.end - self.trace.begin
@@ -247,6 +255,7 @@ class Player:
         """Go to the instant `t` (ns). Done at once where keyframes are near, else in the course of the next ticks."""
         self._goal = None
         self.ended = False
+        self._jumped = False
         self._target = min(max(t, self.trace.begin), self.trace.end)
         self._go_on_seeking(SEEK_NS)
         self._wake.set()
@@ -281,8 +290,10 @@ class Player:
             index.extend(budget_ns, until=target)
             if index.reached < target:
                 return
-        cursor.jump(target)
-        self.state = cursor.state
+        if not self._jumped:  # once: a state from a keyframe is dear, and only events are missing from then on
+            self._jumped = True
+            cursor.jump(target)
+            self.state = cursor.state
         if cursor.advance(target, budget_ns):
             self._target = None
             self._playhead = target

@@ -19,6 +19,7 @@ from tracer.blocks import BASE, KEYFRAME, MAX_RAW
 from tracer.clock import NS_PER_S
 from tracer.events import Header
 from tracer.intake import Delivery
+from tracer.zstd_frames import DENSE, LEVEL
 
 BLOCK_NS: Final = NS_PER_S
 """Time that one block covers at most, of the clock and of the trace."""
@@ -64,7 +65,9 @@ class Recorder:
         """Why no more keyframes are made; the recording goes on without."""
         self.events = 0
         """Events in the file."""
-        self._maker = BlockMaker(with_text=with_text, began=now())
+        # An engine records without keyframes, and on its own processor.
+        level = LEVEL if keyframes is None else DENSE
+        self._maker = BlockMaker(with_text=with_text, began=now(), level=level)
         self._file = BlockFile(self.path, with_text=with_text, overwrite=overwrite, on_error=on_error)
         self._now = now
         self._keyframes = keyframes

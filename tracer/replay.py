@@ -214,6 +214,7 @@ class Cursor:
         """How often `state` became another object."""
         self.active = self.due
         """When something was last known to happen (ns): more than signs of life."""
+        self._left_behind: list[TraceState] = []
         self._checks: dict[str, SequenceCheck] = {}
         self._next = 0
         self._items: list[Item] = []
@@ -273,6 +274,7 @@ class Cursor:
 
     def jump(self, t: int) -> None:
         """Go to the nearest place at or before the instant `t` (ns) that is quick to reach: `advance` does the rest."""
+        self.tidy(1)
         with without_collections():
             self._jump(t)
 
@@ -284,11 +286,17 @@ class Cursor:
         reached = self.trace.blocks[block - 1].last if block else self.trace.begin
         if ahead and reached <= self.due:
             return  # there is nothing nearer than where we are
-        _take_apart(self.state)
+        self._left_behind.append(self.state)
         self.state, self._next, self._checks = state, block, checks
         self._items, self._at = [], 0
         self.due = self.active = reached
         self.reseated += 1
+
+    def tidy(self, keep: int = 0) -> None:
+        """Let go of states of before a jump but for the last `keep`, which takes a moment that a jump need not wait
+        for."""
+        while len(self._left_behind) > keep:
+            _take_apart(self._left_behind.pop(0))
 
     def next_activity(self) -> int | None:
         """When the next event comes that is more than a sign of life (ns); None when there is none any more."""

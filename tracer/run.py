@@ -27,6 +27,8 @@ from tracer.sockets import default_directory, private_directory, search_director
 from tracer.sources import DirectorySource
 
 if TYPE_CHECKING:
+    from tracer.outlets import Outlets
+    from tracer.flight import FlightRecorder
     from tracer.recording import Recorder
     from tracer.state.view import Snapshot
 
@@ -120,9 +122,10 @@ class Run:
     """One run of a job. `live` it in an event loop, `stop` it there; `close` removes what it made."""
 
     def __init__(self, job: Job, hooks: Hooks, say: Say, *, log: Path | None = None,
-                 on_line: Callable[[str], None] | None = None, recorder: Recorder | None = None) -> None:  # fmt: skip
-        """`on_line` gets each line of the command's output; `recorder` is given all events. Raises OSError for a log or
-        a socket folder that cannot be made."""
+                 on_line: Callable[[str], None] | None = None, recorder: Recorder | None = None,
+                 flight: FlightRecorder | None = None) -> None:  # fmt: skip
+        """`on_line` gets each line of the command's output; `recorder` and `flight` are given all events. Raises
+        OSError for a log or a socket folder that cannot be made."""
         self.job = job
         self.say = say
         self.name = f"{_plain(job.title)}-{os.getpid()}"
@@ -134,6 +137,8 @@ class Run:
         self.bus = Bus()
         self.bus.add(DirectorySource(self.folder))
         self.child: Child | None = None
+        self.outlets: Outlets | None = None
+        """What works beside the run: alerts, metrics."""
         self.serving = asyncio.Event()
         """Set once the job is in service."""
         self.stopping = False
@@ -141,8 +146,9 @@ class Run:
         self.traced = False
         """Whether a traced process has appeared."""
         self._hooks = hooks
-        self._recorder = recorder
-        self._recording: asyncio.Task[None] | None = None
+        self.recorder = recorder
+        self.flight = flight
+        self._recordings: list[asyncio.Task[None]] = []
         self._started_at: float | None = None
         self._ended_at: float | None = None
         self._finished = False
@@ -166,9 +172,12 @@ class Run:
         self.child = child = await Child.start(command, env, Path(self.log.path), self.folder)
         self._started_at = time.monotonic()
         helpers = [asyncio.create_task(self._serve(child)), asyncio.create_task(self._watch())]
-        if self._recorder is not None:
-            self._recording = asyncio.create_task(self._recorder.run(self.bus.subscribe()))
-            helpers.append(self._recording)
+        if self.recorder is not None:
+            self._recordings.append(asyncio.create_task(self.recorder.run(self.bus.subscribe())))
+        if self.flight is not None:
+            self.flight.watch_signal()
+            self._recordings.append(asyncio.create_task(self.flight.run(self.bus.subscribe())))
+        helpers += self._recordings
         try:
             ended = asyncio.create_task(child.wait())
             await asyncio.wait({ended, helpers[0]}, return_when=asyncio.FIRST_COMPLETED)
@@ -176,7 +185,7 @@ class Run:
                 helpers[0].result()  # what went wrong there ends the run
             code = await ended
             self._ended_at = time.monotonic()
-            if self._recording is not None and not self._recording.done():
+            if not all(recording.done() for recording in self._recordings):
                 await asyncio.sleep(LAST_EVENTS_S)
         finally:
             for helper in helpers:
@@ -208,10 +217,10 @@ class Run:
         The exit code for us: 0 without a signal, else that of the command or 128 + n (`Job.transparent`).
         """
         self.stopping = True
-        if self._recording is not None:
+        for recording in self._recordings:
             # What an engine says while we end it is no part of the story: some call it a crash.
-            self._recording.cancel()
-            await asyncio.gather(self._recording, return_exceptions=True)
+            recording.cancel()
+        await asyncio.gather(*self._recordings, return_exceptions=True)
         await self._finish()
         code = 0
         if self.child is not None:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 from collections.abc import AsyncIterable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from tracer.bus import Bus
+from tracer.engine_log import EventLog
+from tracer.evidence_ring import EvidenceRing
 from tracer.headless import SIGNALS, end
 from tracer.intake import Delivery
+from tracer.live_recording import LiveRecording
+from tracer.outlets import Outlets
 from tracer.run import Run, RunError
+from tracer.slo import NO_TARGETS, Slo
+from tracer.text import clean
 from tracer.voice import Voice
 
 if TYPE_CHECKING:
@@ -25,26 +32,57 @@ PATIENCE_S: Final = 2.0
 """How long a terminal that does not take what is written holds up the start of the engine."""
 
 
-def show_live(sources: Iterable[AsyncIterable[Delivery]], title: str) -> int:
-    """Show what `sources` tell until the user quits; the exit code."""
+def show_live(
+    sources: Iterable[AsyncIterable[Delivery]], title: str, *, slo: Slo = NO_TARGETS, outlets: Outlets | None = None
+) -> int:
+    """Show what `sources` tell until the user quits; the exit code. `slo`: the targets to begin with. `outlets` work
+    beside it."""
     bus = Bus()
     for source in sources:
         bus.add(source)
-    app = _app(bus, title, mode="live")
+    tape = LiveRecording(bus)
+    beside = outlets or Outlets(lambda _: None)
+    app = _app(bus, title, mode="live", tape=tape, log=EventLog() if beside.alerts is not None else None,
+               evidence=EvidenceRing(bus))  # fmt: skip
+    app.slo = slo
+    ended = ""
 
     async def main() -> None:
+        nonlocal ended
         _leave_on(app, signal.SIGINT)
-        await app.run_async()
+        watching = asyncio.create_task(_beside(app, beside))
+        try:
+            await app.run_async()
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            ended = await tape.stop()
 
     asyncio.run(main())
+    if ended:
+        print(f"tracer: {clean(ended)}", file=sys.stderr)
     return app.return_code or 0
 
 
-def show_replay(player: Player, title: str) -> int:
-    """Show what `player` plays until the user quits; the exit code."""
+def show_replay(player: Player, title: str, *, slo: Slo = NO_TARGETS) -> int:
+    """Show what `player` plays until the user quits; the exit code. `slo`: the targets to begin with."""
+    from tracer.blocks import Mark
+    from tracer.excerpt import Excerpts
+    from tracer.trace_findings import diagnosis_of
     from tracer.tui.replay import ReplayApp
+    from tracer.tui.watch import FileWatch
 
-    app = ReplayApp(player, title=title)
+    trace = player.trace
+    watch = FileWatch(player, lambda: diagnosis_of(trace.path, trace.begin))
+
+    async def marks() -> list[Mark]:
+        return [Mark(finding.start, clean(finding.statement)) for finding in (await watch.ask()).findings]
+
+    app = ReplayApp(player, title=title, find_findings=marks)
+    app.diagnosis, app.evidence = watch, Excerpts(trace.path, trace.end)
+    app.outlets = Outlets(lambda _: None)
+    app.outlets.watch_hardware()
+    app.slo = slo
 
     async def main() -> None:
         _leave_on(app, signal.SIGINT)
@@ -54,17 +92,25 @@ def show_replay(player: Player, title: str) -> int:
     return app.return_code or 0
 
 
-def show_run(run: Run, voice: Voice, *, traffic: Traffic | None, mode: str) -> int:
-    """Run and show `run`: the engine starts once the screen is there, and ends after it is gone.
+def show_run(
+    run: Run, voice: Voice, *, traffic: Traffic | None, mode: str, with_text: bool = False, slo: Slo = NO_TARGETS
+) -> int:
+    """Run and show `run`: the engine starts once the screen is there, and ends after it is gone. `with_text`: what is
+    recorded by a key holds prompts and outputs too. `slo`: the targets to begin with.
 
     The exit code: the command's when it ended by itself or by a signal that came for us, 0 when the user quit. Raises
     RunError when the command cannot be run, or ended before any traced process appeared in it.
     """
-    return asyncio.run(_show_run(run, voice, traffic, mode))
+    return asyncio.run(_show_run(run, voice, traffic, mode, with_text, slo))
 
 
-async def _show_run(run: Run, voice: Voice, traffic: Traffic | None, mode: str) -> int:
-    app = _app(run.bus, run.job.title, mode=mode, log=run.log, traffic=traffic)
+async def _show_run(
+    run: Run, voice: Voice, traffic: Traffic | None, mode: str, with_text: bool, slo: Slo
+) -> int:
+    tape = LiveRecording(run.bus, with_text=with_text, given=run.recorder, flight=run.flight)
+    ring = EvidenceRing(run.bus, with_text=with_text, flight=run.flight)
+    app = _app(run.bus, run.job.title, mode=mode, log=run.log, traffic=traffic, tape=tape, evidence=ring)
+    app.slo = slo
 
     def on_screen(text: str, passing: bool) -> None:
         app.note = text
@@ -76,6 +122,7 @@ async def _show_run(run: Run, voice: Voice, traffic: Traffic | None, mode: str) 
     voice.on_screen = on_screen
     reading = asyncio.create_task(run.log.follow())
     living = asyncio.create_task(_live(run, app))
+    watching = asyncio.create_task(_beside(app, run.outlets or Outlets(voice.say)))
     try:
         _leave_on(app, signal.SIGINT)
         await app.run_async()
@@ -85,6 +132,11 @@ async def _show_run(run: Run, voice: Voice, traffic: Traffic | None, mode: str) 
     finally:
         voice.on_screen = None
         reading.cancel()
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        ended = await tape.stop()
+        if ended:
+            voice.say(ended)
     if living.done():
         code = living.result()
         if code and not run.traced:
@@ -100,13 +152,30 @@ async def _show_run(run: Run, voice: Voice, traffic: Traffic | None, mode: str) 
     return code or app.return_code or 0 if came is None else code
 
 
-async def _live(run: Run, app: TracerApp) -> int:
-    """The run's life, from the first paint on. When the engine has ended the screen stays if it shows something."""
+async def _painted(app: TracerApp) -> None:
+    """Wait for the first paint."""
     while not app.is_running or not app.screen_stack:
         await asyncio.sleep(PAINT_S)
     painted = asyncio.Event()
     app.call_after_refresh(painted.set)
     await painted.wait()
+
+
+async def _beside(app: TracerApp, outlets: Outlets) -> None:
+    """Alerts, metrics and the machine beside a screen, from its first paint on."""
+    app.outlets = outlets
+    outlets.on_news = app.tell
+    outlets.say = app.say
+    await _painted(app)
+    if outlets.endpoint is not None:
+        app.note = f"metrics at {outlets.endpoint.url}"
+    outlets.watch_hardware()
+    await outlets.run(app.feed.state, app.feed.now)
+
+
+async def _live(run: Run, app: TracerApp) -> int:
+    """The run's life, from the first paint on. When the engine has ended the screen stays if it shows something."""
+    await _painted(app)
     for _ in range(round(PATIENCE_S / PAINT_S)):  # for the thread that writes, and a terminal that takes its time
         if app.at_rest:
             break
@@ -124,7 +193,11 @@ async def _live(run: Run, app: TracerApp) -> int:
     return code
 
 
-def _app(bus: Bus, title: str, *, mode: str, log: object = None, traffic: Traffic | None = None) -> TracerApp:
+def _app(
+    bus: Bus, title: str, *, mode: str, tape: LiveRecording, log: object = None, traffic: Traffic | None = None,
+    evidence: EvidenceRing | None = None,
+) -> TracerApp:  # fmt: skip
+    from tracer.analysis.diagnosis.series import ObservedState
     from tracer.tui.app import TracerApp
     from tracer.tui.feed import LiveFeed
 
@@ -139,7 +212,17 @@ def _app(bus: Bus, title: str, *, mode: str, log: object = None, traffic: Traffi
                 carrying.cancel()
                 await asyncio.gather(carrying, return_exceptions=True)
 
-    return TracerApp(Feed(bus), title=title, log=log, traffic=traffic, mode=mode)  # type: ignore[arg-type]
+    bus.retain()
+    app = TracerApp(Feed(bus, ObservedState()), title=title, log=log, traffic=traffic, mode=mode, tape=tape)  # type: ignore[arg-type]
+
+    def note(sentence: str) -> None:
+        app.note = sentence
+
+    tape.on_note = note
+    if evidence is not None:
+        evidence.on_note = note
+        app.evidence = evidence
+    return app
 
 
 def _leave_on(app: TracerApp, number: signal.Signals) -> None:

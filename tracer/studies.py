@@ -1,4 +1,4 @@
-"""Commands that look at what is over: record, replay, diagnose, budget.
+"""Commands that look at what is over: replay, diagnose, budget.
 
 `add_commands` puts them on the command line beside the live ones of `tracer.cli`. What goes wrong is one of
 `TraceFileError`, `AnalysisError` and `TargetError`, each a sentence for the user.
@@ -7,15 +7,16 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tracer.slo import add_option as add_slo
 from tracer.stdout import has_bars, has_screen, width
 
 if TYPE_CHECKING:
-    from tracer.recording import Recorder
     from tracer.state.trace_state import TraceState
     from tracer.trace_file import TraceFile
 
@@ -48,14 +49,26 @@ def state_of(target: str) -> TraceState:
     return state
 
 
-def observed(target: str) -> TraceState:
-    """As `state_of`, with what a diagnosis wants to know over time kept as well, and more requests and steps.
+def observed(target: str, seconds: float = 30.0) -> TraceState:
+    """As `state_of`, with what a diagnosis wants to know over time kept as well, and more requests and steps. A live
+    target is watched for so many seconds.
 
     Raises what `state_of` raises.
     """
-    if not is_trace(target):
-        return state_of(target)
     from tracer.analysis.diagnosis.series import ObservedState
+
+    if not is_trace(target):
+        import asyncio
+
+        from tracer.follow import watch_for
+        from tracer.targets import TargetError, choose, find_targets
+
+        chosen = choose(find_targets(), target)
+        print(f"tracer: watching {chosen.name} for {seconds:g} s", file=sys.stderr)
+        watched = asyncio.run(watch_for(chosen.sources(), seconds, ObservedState()))
+        if not watched.sources:
+            raise TargetError(f"{target} did not tell anything within {seconds:g} s")
+        return watched
     from tracer.trace_file import TraceFile
 
     state = ObservedState(keep_finished=20_000, keep_steps=200_000, keep_streams=12_000)
@@ -67,50 +80,6 @@ def observed(target: str) -> TraceState:
             for event in delivery.events:
                 state.apply(delivery.source, event)
     return state
-
-
-def new_recorder(path: Path, with_text: bool) -> Recorder:
-    """A recorder that says on stderr when it can write no more. Raises TraceFileError."""
-    from tracer.keyframes.keyframer import Keyframer
-    from tracer.recording import Recorder
-
-    def say(error: str) -> None:
-        print(f"tracer: {error}", file=sys.stderr)
-
-    return Recorder(path, with_text=with_text, keyframes=Keyframer(), on_error=say)
-
-
-def record(options: argparse.Namespace) -> int:
-    """Record what an engine does, until Ctrl-C or for some seconds."""
-    import asyncio
-
-    from tracer.bus import Bus
-    from tracer.targets import choose, find_targets
-
-    target = choose(find_targets(), options.target)
-    recorder = new_recorder(options.output, options.with_text)
-    bus = Bus()
-    for source in target.sources():
-        bus.add(source)
-
-    async def main() -> None:
-        writing = asyncio.create_task(recorder.run(bus.subscribe()))
-        carrying = asyncio.create_task(bus.run())
-        waiting = {writing, carrying}
-        try:
-            await asyncio.wait(waiting, timeout=options.seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
-
-    print(f"tracer: recording {target.name} to {options.output}; Ctrl-C ends it", file=sys.stderr)
-    try:
-        asyncio.run(main())
-    except KeyboardInterrupt:
-        recorder.close()
-    print(f"tracer: {recorder.events:,} events, {recorder.size:,} bytes in {options.output}", file=sys.stderr)
-    return 2 if recorder.error else 0
 
 
 def replay(options: argparse.Namespace) -> int:
@@ -126,7 +95,7 @@ def replay(options: argparse.Namespace) -> int:
     try:
         if options.at:
             player.seek(_instant(options.at, player.trace))
-        return show_replay(player, Path(options.file).name)
+        return show_replay(player, Path(options.file).name, slo=options.slo)
     finally:
         player.close()
 
@@ -138,7 +107,7 @@ def diagnose(options: argparse.Namespace) -> int:
     from tracer.analysis.diagnosis import command
     from tracer.export.diagnosis_text import diagnosis_text
 
-    answer = command.run(options, observed)
+    answer = command.run(options, functools.partial(observed, seconds=options.seconds))
     if options.json:
         print(json.dumps(answer.diagnosis.to_document(), indent=2))
     else:
@@ -155,17 +124,13 @@ def budget(options: argparse.Namespace) -> int:
 
 def _instant(text: str, trace: TraceFile) -> int:
     """``30`` or ``1:30`` (since the begin) or ``50%`` as ns of the trace's clock. Raises TargetError."""
-    try:
-        if text.endswith("%"):
-            return int(trace.begin + (trace.end - trace.begin) * min(100.0, max(0.0, float(text[:-1]))) / 100)
-        seconds = 0.0
-        for part in text.split(":"):
-            seconds = seconds * 60 + float(part)
-        return int(trace.begin + seconds * 1e9)
-    except (ValueError, OverflowError):
-        from tracer.targets import TargetError
+    from tracer.places import PlaceError, instant
+    from tracer.targets import TargetError
 
-        raise TargetError(f"{text!r} is no time: use 90, 1:30 or 50%") from None
+    try:
+        return instant(text, trace)
+    except PlaceError as error:
+        raise TargetError(str(error)) from None
 
 
 def _speed(text: str) -> float:
@@ -178,27 +143,9 @@ def _speed(text: str) -> float:
     return value
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e7:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
-    return value
-
-
 def add_commands(command: Command, wanted: str) -> None:
     """Put the commands of this module on the command line; only `wanted` one gets all its arguments, since those of the
     analyses need numpy to be told."""
-    one = command("record", record,
-        "  tracer record 4711 -o slow.trace\n"
-        "  tracer record vllm -o slow.trace --seconds 300 --with-text")  # fmt: skip
-    one.add_argument("target", metavar="TARGET", help="a pid, a name as in tracer attach --list, or a socket")
-    one.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the file to write")
-    one.add_argument("--seconds", type=_positive, metavar="N", help="end after N seconds")
-    one.add_argument("--with-text", action="store_true", help="record prompts and outputs too")
-
     one = command("replay", replay,
         "  tracer replay slow.trace\n"
         "  tracer replay slow.trace --speed 10 --at 1:30")  # fmt: skip
@@ -207,10 +154,12 @@ def add_commands(command: Command, wanted: str) -> None:
     one.add_argument("--at", metavar="TIME", help="where to begin: 90, 1:30 or 50%%")
     one.add_argument("--loop", action="store_true", help="begin again at the end")
     one.add_argument("--paused", action="store_true", help="begin paused; space plays")
+    add_slo(one)
 
     one = command("diagnose", diagnose,
         "  tracer diagnose slow.trace\n"
-        "  tracer diagnose slow.trace --baseline good.trace --fail-on admission")  # fmt: skip
+        "  tracer diagnose slow.trace --baseline good.trace --fail-on admission\n"
+        "  tracer diagnose 4711 --seconds 60")  # fmt: skip
     if wanted == "diagnose":
         from tracer.analysis.diagnosis.command import add_arguments
 

@@ -51,10 +51,16 @@ class RuleError(ValueError):
 class Rule:
     """One rule, and whether it held when it was last asked."""
 
-    def __init__(self, text: str, check: Check) -> None:
+    def __init__(self, text: str, check: Check, *, momentary: bool = False) -> None:
         self.text = text
+        self.momentary = momentary
+        """Whether it tells that something has happened since it was last asked, not that something is so."""
         self._check = check
         self._held = False
+
+    def holds(self, state: TraceState, snapshot: Snapshot) -> str:
+        """Why it holds now, in words; empty when it does not."""
+        return self._check(state, snapshot)
 
     def fires(self, state: TraceState, snapshot: Snapshot) -> str:
         """Why it fires now, in words; empty when it does not."""
@@ -72,7 +78,7 @@ def parse(text: str, findings: Findings | None = None) -> Rule:
     if findings is not None:
         checks["finding"] = _NewFinding(findings)
     if plain in checks:
-        return Rule(plain, checks[plain])
+        return Rule(plain, checks[plain], momentary=plain not in ("stall", "dead"))
     if plain in WORDS:
         raise RuleError(f"{plain}: there is no diagnosis to ask")
     match = _COMPARISON.fullmatch(plain)

@@ -1,12 +1,17 @@
 """The fault lab: every fault live on a real engine, diagnosed, and the confusion matrix.
 
-    python -m tests.bench.fault_matrix --model FOLDER                     each fault once, 40 s each
-    python -m tests.bench.fault_matrix --model FOLDER --repeat 3 --seconds 60
-    python -m tests.bench.fault_matrix --model FOLDER --faults healthy,overload --keep traces/
+    python -m tests.bench.fault_matrix --model FOLDER --out docs/fault-matrix.md                       each fault once
+    python -m tests.bench.fault_matrix --model FOLDER --out docs/fault-matrix.md --engine vllm --repeat 5
+    python -m tests.bench.fault_matrix --model FOLDER --faults healthy,overload --minutes 8 --keep traces/
+    python -m tests.bench.fault_matrix --out docs/fault-matrix.md --write                              the page alone
 
-A run is right when one of the findings that the fault stands for is among those made, and wrong findings are counted:
-any other, but for a machine that really is loaded. Whether it is, is measured apart from the trace: the CPU time of
-all other programs from /proc/stat.
+To be run in the engine's own environment. Each run is appended to a file of JSON lines beside the page (``--out`` with
+the suffix ``.jsonl``); a later call goes on until every fault has `--repeat` runs, so that several short calls add up.
+
+A run is right when each fault that is in it is named by one of the findings that it stands for; wrong findings are
+counted: any other, but for a machine that really is loaded. Whether it is, is measured apart from the trace: the CPU
+time of all other programs from /proc. A fault with a begin (``slow-sampler@15``) is also compared with the instant at
+which it says on stderr that it began.
 """
 
 from __future__ import annotations
@@ -16,219 +21,301 @@ import asyncio
 import contextlib
 import json
 import os
-import pickle
+import re
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from engine_hooks import faults, traffic
-from engine_hooks.demo import Demo
+from engine_hooks import faults
+from engine_hooks.demo import LAUNCHERS, Demo
 from engine_hooks.faults import Fault
 from engine_hooks.inject import environment
-from engine_hooks.own_python import own_python
 from tracer import clock
-from tracer.analysis.diagnosis import Diagnosis, LiveDiagnosis, ObservedState, diagnose
+from tracer.analysis.diagnosis import LiveDiagnosis, ObservedState, diagnose
+from tracer.keyframes.keyframer import Keyframer
+from tracer.recording import Recorder
 from tracer.run import Run
 
 MACHINE = "cpu-oversubscription"
 LOADED = 0.5
 """Cores that other programs keep busy, from which on an engine on as many threads as are left is starved."""
+TOGETHER = ("overload+timestamp-in-system-prompt",)
+LATER = ("slow-sampler@20", "stalled-callback@20", "slow-stream@20", "timestamp-in-system-prompt@25")
+LAB = (*faults.FAULTS, *TOGETHER, *LATER)
+READY_S = 300.0
+BEGAN = re.compile(r"tracer: the fault begins at (\d+)")
 
 
 @dataclass
 class Outcome:
-    """One run. `others` cores that other programs used meanwhile; `live` rules in the order in which they appeared."""
+    """One run. `found`: rule → ms lost; `live`: [rule, s into the trace at which it is said to begin] in the order in
+    which they were told; `others` cores that other programs used; `off_s` how far from the truth the begin of the
+    fault was dated, by the live diagnosis and by the one of the whole trace."""
 
+    engine: str
     fault: str
-    diagnosis: Diagnosis
+    seed: int
+    seconds: float
+    at: str
+    requests: int
+    steps: int
+    verdict: str
+    found: dict[str, float]
+    live: list[tuple[str, float]]
     others: float
-    live: list[str]
-    notes: list[str] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+    off_s: list[float] = field(default_factory=list)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether other programs took the engine's CPU."""
+        return self.others >= LOADED
 
     @property
     def rules(self) -> list[str]:
         """What was found, the costliest first; what is true of the machine itself is left out."""
-        loaded = self.others >= LOADED
-        expect = faults.FAULTS[self.fault].expect
-        return [f.rule for f in self.diagnosis.findings if f.rule in expect or not (f.rule == MACHINE and loaded)]
+        expect = faults.fault(self.fault).expect
+        return [rule for rule in self.found if rule in expect or not (rule == MACHINE and self.loaded)]
 
     @property
     def right(self) -> bool:
-        """Whether the fault was named; for no fault: whether nothing was."""
-        expect = faults.FAULTS[self.fault].expect
-        return any(rule in expect for rule in self.rules) if expect else not self.rules
+        """Whether each fault was named; for no fault: whether nothing was."""
+        return faults.fault(self.fault).right(self.rules)
 
     @property
     def wrong(self) -> list[str]:
         """Findings that the fault does not stand for."""
-        return [rule for rule in self.rules if rule not in faults.FAULTS[self.fault].expect]
+        return [rule for rule in self.rules if rule not in faults.fault(self.fault).expect]
 
 
-class FaultDemo(Demo):
-    """The demo's server and clients with a fault in one of them."""
-
-    def lay(self, fault: Fault) -> FaultDemo:
-        """Choose the fault; before `prepare`."""
-        self.traffic.rate, self.traffic.bursts = fault.rate, False
-        FaultDemo.fault = fault
-        return self
-
-    async def prepare(self, say: Any) -> tuple[list[str], dict[str, str]]:
-        """The server's command and environment, with the fault's options."""
-        command, env = await super().prepare(say)
-        return list(faults.command(FaultDemo.fault, command)), {**env, **faults.environment(FaultDemo.fault)}
-
-    async def started(self, alive: Any, say: Any) -> None:
-        """As the demo, with the fault's clients."""
-        module, function, first = faults.clients(FaultDemo.fault)
-
-        def other_clients(_module: str, _function: str, *arguments: str) -> list[str]:
-            return own_python(module, function, first, *arguments)
-
-        traffic.own_python = other_clients  # type: ignore[assignment]
-        await super().started(alive, say)
-
-    fault: Fault = faults.FAULTS["healthy"]
+# --- one run ---------------------------------------------------------------------------------------------------------
 
 
-class _Cpu:
-    """CPU time of the machine and of this run's own processes, in s."""
+class Cpu:
+    """CPU time of the machine and of this process with all its children, in s."""
 
     def __init__(self) -> None:
-        self.total, self.own, self.at = self._read(set())
+        self._own: dict[int, float] = {}
+        self._first = self._busy()
+        self._at = time.monotonic()
+        self._before = self._look()
 
-    @staticmethod
-    def _read(pids: set[int]) -> tuple[float, float, float]:
-        tick = os.sysconf("SC_CLK_TCK")
+    def _busy(self) -> float:
         words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-        busy = sum(map(int, words[:8])) - int(words[3]) - int(words[4])
-        own = 0.0
-        for pid in pids | {os.getpid()}:
-            with contextlib.suppress(OSError, IndexError):
-                fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-                own += int(fields[11]) + int(fields[12])
-        return busy / tick, own / tick, time.monotonic()
+        return (sum(map(int, words[:8])) - int(words[3]) - int(words[4])) / os.sysconf("SC_CLK_TCK")
 
-    def others(self, pids: set[int]) -> float:
-        """Cores that programs other than these used since it was made."""
-        total, own, at = self._read(pids)
-        return max(0.0, (total - self.total) - (own - self.own)) / max(at - self.at, 1e-9)
+    def _look(self) -> dict[int, float]:
+        """CPU time of each process of ours, now or when it was last seen."""
+        parents: dict[int, int] = {}
+        times: dict[int, float] = {}
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                fields = path.read_text().rsplit(")", 1)[1].split()
+                pid = int(path.parent.name)
+                parents[pid] = int(fields[1])
+                times[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        for pid, used in times.items():
+            at: int | None = pid
+            while at is not None and at != os.getpid():
+                at = parents.get(at)
+            if at is not None or pid in self._own:
+                self._own[pid] = used
+        return dict(self._own)
+
+    def tick(self) -> None:
+        """To be called now and then: a process that has ended is counted up to the last look at it."""
+        self._look()
+
+    def others(self) -> float:
+        """Cores that other programs used since it was made."""
+        after = self._look()
+        own = sum(used - self._before.get(pid, 0.0) for pid, used in after.items())
+        return max(0.0, self._busy() - self._first - own) / max(time.monotonic() - self._at, 1e-9)
 
 
-async def run(fault: Fault, model: str, seconds: float, seed: int, keep: Path | None) -> Outcome:
-    """One live run of one fault."""
-    job = FaultDemo("transformers", model, fault.rate, seed, bursts=False).lay(fault)
-    this = Run(job, environment, lambda text, passing=False: None)
+async def run(fault: Fault, engine: str, model: str, seconds: float, seed: int, keep: Path | None) -> Outcome:
+    """One live run of one fault. Raises RuntimeError when the engine does not start."""
+    job = Demo(engine, model, seed=seed, fault=fault)
+    recorder = None
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        place = keep / f"{engine}-{fault.spec}-{seed}.trace"
+        recorder = Recorder(place, with_text=True, keyframes=Keyframer(), overwrite=True)
+    this = Run(job, environment, lambda text, passing=False: None, recorder=recorder)
     state, live = ObservedState(keep_finished=20_000, keep_steps=200_000), LiveDiagnosis()
-    told: list[tuple[str, str, Any]] = []
 
     async def read() -> None:
         async for delivery in this.bus.subscribe():
             if delivery.header is not None:
                 state.add_source(delivery.header)
-                told.append((delivery.source, "Header", msgspec.structs.astuple(delivery.header)))
             for event in delivery.events:
                 state.apply(delivery.source, event)
-                told.append((delivery.source, type(event).__name__, msgspec.structs.astuple(event)))
 
     reading = asyncio.create_task(read())
     await asyncio.sleep(0)
     carrying = asyncio.create_task(this.bus.run())
     living = asyncio.create_task(this.live())
-    seen: list[str] = []
+    told = []
     try:
         serving = asyncio.create_task(this.serving.wait())
-        await asyncio.wait({serving, living}, timeout=240, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({serving, living}, timeout=READY_S, return_when=asyncio.FIRST_COMPLETED)
         if not this.serving.is_set():
             raise RuntimeError("the server did not start: " + " | ".join(this.tail()[-3:]))
-        pids = {source.header.pid for source in state.sources.values() if source.header is not None}
-        cpu = _Cpu()
-        until = time.monotonic() + seconds
+        cpu = Cpu()
+        until = time.monotonic() + fault.after + seconds
         while time.monotonic() < until:
             await asyncio.sleep(1)
-            seen += [f"{finding.rule} at {(finding.start - state.began) / 1e9:.0f} s"
-                     for finding in live.update(state, now=clock.now())]  # fmt: skip
-        pids |= {source.header.pid for source in state.sources.values() if source.header is not None}
-        others = cpu.others(pids)
+            cpu.tick()
+            told += live.update(state, now=clock.now())
+        others = cpu.others()
         diagnosis = diagnose(state, now=clock.now())
     finally:
         await this.stop()
         for task in (carrying, reading, living):
             task.cancel()
         await asyncio.gather(carrying, reading, living, return_exceptions=True)
+        this.log.close()
+        said = BEGAN.findall("\n".join(this.log.lines))
         this.close()
-    if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        (keep / f"{fault.name}-{seed}.pkl").write_bytes(pickle.dumps(told))
-    return Outcome(fault.name, diagnosis, others, seen)
+    began = int(said[0]) if said else job.fault_began
+    off = []
+    if fault.after and began is not None:
+        for findings in (told, diagnosis.findings):
+            starts = [finding.start for finding in findings if finding.rule in fault.expect]
+            off += [round((min(starts) - began) / 1e9, 2)] if starts else []
+    return Outcome(
+        engine, fault.spec, seed, seconds, datetime.now(UTC).strftime("%Y-%m-%d %H:%M"), diagnosis.requests,
+        diagnosis.steps, diagnosis.verdict,
+        {finding.rule: round(finding.lost_ms) for finding in diagnosis.findings},
+        [(finding.rule, round((finding.start - state.began) / 1e9, 1)) for finding in told], round(others, 2),
+        [f"{entry.question}: {entry.reason}" for entry in diagnosis.cannot_tell], off,
+    )  # fmt: skip
 
 
 def print_outcome(outcome: Outcome) -> None:
     """What one run gave."""
-    print(f"\n{outcome.fault}: {'right' if outcome.right else 'WRONG'}   ({outcome.diagnosis.requests} requests, "
-          f"{outcome.diagnosis.steps} steps; other programs used {outcome.others:.1f} cores)")  # fmt: skip
-    print(f"  {outcome.diagnosis.verdict}")
-    for finding in outcome.diagnosis.findings:
-        print(f"  - {finding.rule} ({finding.lost_ms:,.0f} ms): {finding.statement}")
-    for entry in outcome.diagnosis.cannot_tell:
-        print(f"  ? {entry.question}: {entry.reason}")
-    print(f"  live: {', '.join(outcome.live) or 'nothing'}", flush=True)
+    print(f"\n{outcome.engine} {outcome.fault}: {'right' if outcome.right else 'WRONG'}   ({outcome.requests} requests, "
+          f"{outcome.steps} steps; other programs used {outcome.others:.1f} cores)")  # fmt: skip
+    print(f"  {outcome.verdict}")
+    for rule, lost in outcome.found.items():
+        print(f"  - {rule} ({lost:,.0f} ms)")
+    for entry in outcome.open:
+        print(f"  ? {entry}")
+    print(f"  live: {', '.join(f'{rule} at {start:.1f} s' for rule, start in outcome.live) or 'nothing'}")
+    if outcome.off_s:
+        print(f"  dated {', '.join(f'{off:+.2f}' for off in outcome.off_s)} s from the truth")
+    sys.stdout.flush()
 
 
-def print_matrix(outcomes: list[Outcome]) -> None:
-    """Faults down, findings across: in how many runs each was made; the diagonal is in brackets."""
-    names = [name for name in faults.FAULTS if any(o.fault == name for o in outcomes)]
+# --- the page --------------------------------------------------------------------------------------------------------
+
+
+def load(path: Path) -> list[Outcome]:
+    """The runs so far; a line that is no run is left out."""
+    found = []
+    with contextlib.suppress(OSError):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError, TypeError):
+                found.append(Outcome(**json.loads(line)))
+    return found
+
+
+def page(outcomes: list[Outcome]) -> str:
+    """All runs as a page for people."""
+    lines = [
+        "# The fault matrix", "",
+        "Written by `tests/bench/fault_matrix.py` from real runs: every fault of the lab on a real engine on a CPU with "
+        "two cores, diagnosed at the end of the run. A number is in how many runs a finding was made; one in bold is a "
+        "right answer. The machine was shared: where other programs took more than half a core, the finding that it is "
+        "short of CPU is true and is not counted.", "",
+    ]  # fmt: skip
+    for engine in LAUNCHERS:
+        mine = [outcome for outcome in outcomes if outcome.engine == engine]
+        if mine:
+            lines += _engine_part(engine, mine)
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def _engine_part(engine: str, outcomes: list[Outcome]) -> list[str]:
+    names = sorted({outcome.fault for outcome in outcomes}, key=lambda name: (LAB.index(name) if name in LAB else 99))
     columns = sorted({rule for outcome in outcomes for rule in outcome.rules})
-    width = max(map(len, names), default=10)
-    print("\n" + " " * width + "  runs  right  " + "  ".join(columns))
+    right, total = sum(outcome.right for outcome in outcomes), len(outcomes)
+    healthy = [outcome for outcome in outcomes if outcome.fault == "healthy"]
+    alarms = sum(bool(outcome.rules) for outcome in healthy)
+    lengths = sorted({outcome.seconds for outcome in outcomes})
+    lines = [
+        f"## {engine}", "",
+        f"{right} of {total} runs right ({right / total:.0%}); {alarms} of {len(healthy)} healthy runs with a finding; "
+        f"{sum(len(outcome.wrong) for outcome in outcomes)} findings too many in all runs; "
+        f"{sum(outcome.loaded for outcome in outcomes)} runs beside other programs; "
+        f"{' or '.join(f'{length:g}' for length in lengths)} s of service each.", "",
+        "| fault | runs | right | " + " | ".join(f"`{rule}`" for rule in columns) + " | begin dated |",
+        "|---|---|---|" + "---|" * (len(columns) + 1),
+    ]  # fmt: skip
     for name in names:
-        mine = [outcome for outcome in outcomes if outcome.fault == name]
-        counts = Counter(rule for outcome in mine for rule in set(outcome.rules))
-        cells = []
-        for rule in columns:
-            text = str(counts[rule]) if counts[rule] else "."
-            cells.append((f"[{text}]" if rule in faults.FAULTS[name].expect else text).center(len(rule)))
-        print(f"{name:<{width}}  {len(mine):4}  {sum(o.right for o in mine):5}  " + "  ".join(cells))
-    right = sum(outcome.right for outcome in outcomes)
-    wrong = sum(len(outcome.wrong) for outcome in outcomes)
-    print(f"\n{right} of {len(outcomes)} runs right, {wrong} findings too many")
+        some = [outcome for outcome in outcomes if outcome.fault == name]
+        counts = Counter(rule for outcome in some for rule in set(outcome.rules))
+        expect = faults.fault(name).expect
+        cells = [(f"**{counts[rule]}**" if rule in expect else str(counts[rule])) if counts[rule] else ""
+                 for rule in columns]  # fmt: skip
+        off = [abs(value) for outcome in some for value in outcome.off_s]
+        dated = f"within {max(off):.1f} s" if off else ""
+        lines.append(f"| `{name}` | {len(some)} | {sum(o.right for o in some)} | {' | '.join(cells)} | {dated} |")
+    lines += ["", "| run | requests / steps | others, cores | found (ms lost) | |", "|---|---|---|---|---|"]
+    for outcome in sorted(outcomes, key=lambda one: (names.index(one.fault), one.seed)):
+        found = ", ".join(f"`{rule}` ({lost:,.0f})" for rule, lost in outcome.found.items()) or "nothing"
+        verdict = "right" if outcome.right else "wrong"
+        if outcome.wrong and outcome.right and outcome.fault != "healthy":
+            verdict += f", and {len(outcome.wrong)} too many"
+        busy = " (loaded)" if outcome.loaded else ""
+        lines.append(f"| `{outcome.fault}` {outcome.seed} | {outcome.requests} / {outcome.steps} | "
+                     f"{outcome.others:.1f}{busy} | {found} | {verdict} |")  # fmt: skip
+    return [*lines, ""]
 
 
 def main() -> int:
-    """Run the faults and print what came of it; exit code 1 when a run was wrong."""
+    """Run what is missing and write the page; exit code 1 when a run of this call was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="folder of the model")
-    parser.add_argument("--faults", default=",".join(faults.FAULTS), help="which, separated by commas")
-    parser.add_argument("--repeat", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=40.0, help="of service, each run")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", type=Path, help="folder for the events of each run")
-    parser.add_argument("--json", type=Path, help="file for all diagnoses")
+    parser.add_argument("--model", help="folder of the model")
+    parser.add_argument("--engine", choices=tuple(LAUNCHERS), default="transformers")
+    parser.add_argument("--faults", default=",".join(LAB), help="which, separated by commas")
+    parser.add_argument("--repeat", type=int, default=1, help="runs of each fault, those in the file included")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of service with the fault, each run")
+    parser.add_argument("--minutes", type=float, help="begin no run later than this")
+    parser.add_argument("--out", type=Path, help="the page; the runs are beside it in a file of JSON lines")
+    parser.add_argument("--keep", type=Path, help="folder for a recording of each run")
+    parser.add_argument("--write", action="store_true", help="only write the page")
     options = parser.parse_args()
+    if not options.write and not options.model:
+        parser.error("--model is needed")
+    record = options.out.with_suffix(".jsonl") if options.out else None
+    earlier = load(record) if record else []
     outcomes: list[Outcome] = []
-    for turn in range(options.repeat):
-        for name in options.faults.split(","):
+    deadline = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
+    wanted = [faults.fault(spec) for spec in options.faults.split(",")]
+    for turn in range(0 if options.write else options.repeat):
+        for fault in wanted:
+            done = [one for one in earlier if (one.engine, one.fault, one.seed) == (options.engine, fault.spec, turn)]
+            if done or time.monotonic() > deadline:
+                continue
             try:
-                outcome = asyncio.run(
-                    run(faults.fault(name), options.model, options.seconds, options.seed + turn, options.keep)
-                )
+                outcome = asyncio.run(run(fault, options.engine, options.model, options.seconds, turn, options.keep))
             except RuntimeError as error:
-                print(f"\n{name}: no run: {error}", file=sys.stderr)
+                print(f"\n{fault.spec}: no run: {error}", file=sys.stderr)
                 continue
             print_outcome(outcome)
             outcomes.append(outcome)
-    print_matrix(outcomes)
-    if options.json is not None:
-        options.json.write_text(json.dumps(
-            [{"fault": o.fault, "right": o.right, "others": o.others, **o.diagnosis.to_document()} for o in outcomes],
-            indent=1, ensure_ascii=False,
-        ))  # fmt: skip
-    return 0 if outcomes and all(outcome.right for outcome in outcomes) else 1
+            if record is not None:
+                with record.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(outcome), ensure_ascii=False) + "\n")
+    if options.out is not None:
+        options.out.write_text(page(earlier + outcomes), encoding="utf-8")
+    right = sum(outcome.right for outcome in outcomes)
+    print(f"\n{right} of {len(outcomes)} runs right, {sum(len(one.wrong) for one in outcomes)} findings too many")
+    return 0 if all(outcome.right for outcome in outcomes) else 1
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def test_an_unknown_fault_is_refused_with_the_known_ones() -> None:
 def test_a_faults_options_replace_those_of_the_demo_or_are_added() -> None:
     command = faults.command(faults.fault("long-prompt-no-chunking"), DEMO)
     assert command[command.index("--cb-max-batch-tokens") + 1] == "4096" and len(command) == len(DEMO)
-    other = faults.Fault("f", "s", (), options={"--log-level": "debug"})
+    other = faults.Fault("f", "s", (), {}, options={"transformers": {"--log-level": "debug"}})
     assert faults.command(other, DEMO) == (*DEMO, "--log-level", "debug")
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from tests.diagnosis.answers import found, only, seconds, silent
-from tests.diagnosis.scenario import Ask, Lab, poisson
+from tests.diagnosis.answers import found, only, seconds, silent, told
+from tests.diagnosis.scenario import Ask, Lab, poisson, steady
 from tests.state.story import Story
 from tests.state.story import ns as story_ns
-from tracer.analysis.diagnosis import diagnose
+from tests.state.traces import header
+from tracer.analysis.diagnosis import ObservedState, diagnose
 from tracer.events import EngineStatus, Heartbeat, Queued, Received, Timing
 from tracer.stages import Stage
 
@@ -155,3 +157,20 @@ def test_an_engine_that_died_is_told_first_with_its_own_reason() -> None:
     diagnosis = diagnose(story.state)
     assert [finding.rule for finding in diagnosis.findings] == ["engine-dead"]
     assert "OutOfMemoryError" in diagnosis.verdict
+
+
+def test_an_engine_whose_passes_run_in_a_worker_is_judged_by_the_workers_cpu_time() -> None:
+    """The core of vLLM only waits for its worker: its own CPU time says nothing about the machine."""
+    lab = Lab(device="cpu", decode_ms=lambda batch, context: 60, cpu=lambda t: 0.05)
+    record = lab.record([Ask(t, 100, 60) for t in steady(1, 40)])
+    for share, rules in ((1.0, []), (0.4, ["cpu-oversubscription"])):
+        state = ObservedState()
+        core = header("engine")
+        state.add_source(core)
+        state.add_source(msgspec.structs.replace(header("worker"), role="worker", parent=core.pid))
+        used = {event.t: event.cpu_ns for _, _, event in record if isinstance(event, Heartbeat)}
+        for _, source, event in record:
+            state.apply(source, event)
+            if isinstance(event, Heartbeat):
+                state.apply("worker", Heartbeat(event.t, round(used[event.t] * 20 * share)))
+        assert told(state) == rules

@@ -13,7 +13,9 @@ from tests.state.test_properties import fold
 from tests.state.traces import simulate
 from tracer.events import Coverage, Engine, HookFault, Received
 from tracer.export.jsondoc import document
+from tracer.slo import Slo
 from tracer.stages import Stage
+from tracer.state.numbers import Ask
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Snapshot
 
@@ -25,7 +27,7 @@ def snapshot() -> Snapshot:
     trace = simulate(7, requests=14, blocks=40, split=True)
     state = fold(trace.headers, trace.events[: len(trace.events) * 3 // 4])
     state.apply("core", Coverage(state.now, Stage.EMBED, "unavailable", "", "CUDA graph"))
-    return state.snapshot()
+    return state.snapshot(numbers=Ask(slo=Slo((("ttft", 100.0), ("itl", 20.0)))))
 
 
 def sections() -> dict[str, list[tuple[str, str]]]:

@@ -19,15 +19,22 @@ from tracer.keyframes.keyframer import Keyframer
 from tracer.keyframes.records import Keyframe, columns_of, state_version
 from tracer.keyframes.requests import KeyframeError, SleepingRequest
 from tracer.keyframes.restore import restore, usable
+from tracer.state.books import Books
+from tracer.state.groups import Groups
 from tracer.state.kv import BlockMap
+from tracer.state.ledger import Ledger
+from tracer.state.pace import Pace
 from tracer.state.rates import RateLog
 from tracer.state.request_table import RequestTable
 from tracer.state.requests import Settled
 from tracer.state.source import Source
 from tracer.state.step_history import StepHistory
 from tracer.state.steps import Batch
+from tracer.state.tally import Tally
 from tracer.state.timers import Timers
 from tracer.state.trace_state import TraceState
+from tracer.state.track import Track
+from tracer.state.windowed import WindowedCounts
 
 few = settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 """Without shrinking: an example takes long, and names its seed."""
@@ -261,7 +268,7 @@ def test_what_is_no_keyframe_is_refused_in_words(content: str) -> None:
 KNOWN = {
     TraceState: {
         "now", "began", "unknown", "sources", "requests", "timers", "received", "scheduled", "produced",
-        "received_total", "_keep_steps", "_listing", "_coverage", "_handlers",
+        "received_total", "tally", "books", "_keep_steps", "_listing", "_coverage", "_handlers",
     },
     RequestTable: {
         "order", "live", "over", "finished_total", "dropped_incomplete", "over_incomplete", "changes", "_keep",
@@ -274,14 +281,21 @@ KNOWN = {
     },
     Batch: {
         "history", "members", "loose", "doubtful", "steady", "last", "expected", "count", "produced", "_keep",
-        "_member", "_first_token", "_itl", "_unsettled", "_recent", "_left",
+        "_member", "_first_token", "pace", "_unsettled", "_recent", "_left",
     },
     StepHistory: {
         "base", "steps", "tokens", "sizes", "prefills", "index_of", "_sums", "_sum_before", "_before",
     },
-    BlockMap: {"_bytes", "_holders", "_held", "_slots", "_free_slots", "_cached"},
+    BlockMap: {"_bytes", "_holders", "_held", "_slots", "_free_slots", "_cached", "_since"},
     RateLog: {"_times", "_sums", "_dropped"},
-    Timers: {"_timers"},
+    Timers: {"_timers", "_tally", "_books"},
+    Books: {"groups", "counts", "ledger", "paces", "tracks"},
+    Groups: {"known", "_numbers"},
+    WindowedCounts: {"total", "_rings", "_heads", "_times", "_series", "_values", "_weights"},
+    Ledger: {"reasons", "dropped", "_columns", "_places"},
+    Pace: {"_timer", "_counts", "_groups", "_runs", "_members", "_places", "_crossings"},
+    Track: {"_grains", "_dropped"},
+    Tally: {"ended", "distributions", "pending", "routes", "reasons", "sources"},
 }  # fmt: skip
 """Attributes that keyframes tell, or that follow from what they tell."""
 
@@ -291,7 +305,8 @@ def test_nothing_of_the_state_is_unknown_to_keyframes() -> None:
     state = fold([*_some_tape().parts[0], *_some_tape().parts[1]])
     source = next(iter(state.sources.values()))
     parts = [state, state.requests, source, source.batch, source.batch.history, source.blocks, state.received,
-             state.timers]  # fmt: skip
+             state.timers, state.tally, state.books, state.books.groups, state.books.counts, state.books.ledger,
+             state.books.paces["core"], state.books.tracks["core"]]  # fmt: skip
     for part in parts:
         assert set(vars(part)) == KNOWN[type(part)], type(part)
     assert set(Settled.__slots__) == {"count", "last", "times", "batches", "parts", "step", "token", "end"}

@@ -287,6 +287,31 @@ def test_preemption_during_prefill_waits_inside_prefill() -> None:
     assert view.prefill_ms == 59 - 2
 
 
+def test_one_that_is_put_back_before_it_was_scheduled_at_all_queues_until_it_is() -> None:
+    story = Story().tell(
+        Queued(ns(1), 1, "r1", 40),
+        Preempted(ns(20), 1, "recompute", 0, 0, 1),
+        Queued(ns(20), 1, "r1", 40, resumed=True),
+        Scheduled(ns(61), 1, ns(60), 16, 1, 2, resumed=True),
+        step(62, 0, batch=1, joined=(1,), odd=(1, 24, 1), token=5, end=6),
+    )
+    view = story.request()
+    assert view.queue_ms == 59
+    assert view.prefill_ms == 7
+    assert (view.cached_tokens, view.blocks) == (16, 3)
+    assert view.preemptions == 1
+
+
+def test_one_whose_first_scheduling_was_lost_has_no_queue_time() -> None:
+    story = Story().tell(
+        Queued(ns(1), 1, "r1", 40),
+        step(5, 0, batch=1, joined=(1,), odd=(1, 40, 1), token=5, end=6),
+        Preempted(ns(20), 1, "recompute", 40, 1, 1),
+        Scheduled(ns(61), 1, ns(60), 16, resumed=True),
+    )
+    assert story.request().queue_ms is None
+
+
 def test_a_second_queueing_is_a_preemption_and_no_negative_queue() -> None:
     story = Story().tell(Queued(ns(1), 1, "r1", 10, 2), Scheduled(ns(2), 1, ns(2)), Queued(ns(50), 1, "r1", 10, 2))
     view = story.request()

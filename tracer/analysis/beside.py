@@ -13,6 +13,7 @@ from typing import Final
 
 from tracer.analysis.calibration import Calibration, load
 from tracer.analysis.devices import Device
+from tracer.analysis.efficiency import Efficiency
 from tracer.analysis.errors import AnalysisError
 from tracer.analysis.expected import Expectation, expectation
 from tracer.analysis.models import shape_of_engine
@@ -24,7 +25,7 @@ from tracer.state.view import EngineView, RequestDetail, RequestView
 _FINE: Final = 8
 """Buckets by which a length doubles: an eighth of an octave is 9 %."""
 _KEPT: Final = 4_096
-"""Paces that are kept; the lengths on a screen are far fewer."""
+"""Kinds of request that are kept; on a screen there are far fewer."""
 _NOTHING: Final[Mapping[Stage, float]] = {}
 
 
@@ -36,22 +37,10 @@ class Basis:
     text: str
     device: Device | None = None
     step: StepModel | None = None
+    efficiency: Efficiency | None = None
+    """The shares of the device that a fit found; None where theory speaks."""
     fitted: str = ""
     """The finding of the fit, when there is one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """A request as expected, in brief: ms from received until the first token, for each further token, and behind the
-    last one."""
-
-    first_ms: float
-    token_ms: float
-    after_ms: float
-
-    def e2e_ms(self, tokens: int) -> float:
-        """ms from received until that many tokens are out; without any, until the first one should be."""
-        return self.first_ms + max(0, tokens - 1) * self.token_ms + (self.after_ms if tokens else 0.0)
 
 
 class Beside:
@@ -60,7 +49,7 @@ class Beside:
     def __init__(self, kept: Calibration | None = None) -> None:
         self._kept = load() if kept is None else kept
         self._bases: dict[object, Basis] = {}
-        self._paces: dict[object, Pace | None] = {}
+        self._firsts: dict[object, float | None] = {}
 
     def basis(self, engine: EngineView) -> Basis:
         """Where the expected values of an engine come from."""
@@ -83,7 +72,9 @@ class Beside:
         kept = self._kept.fitted(engine)
         step = kept.step() if kept is not None else None
         if kept is not None and step is not None:
-            return Basis(True, "a step fitted to a recording of this engine", device, step, kept.sentence)
+            tuned = Efficiency(kept.mfu, kept.mbu, step.host_ms + step.after_ms + step.gap_ms,
+                               step.host_sequence_ms * 1e3, step.roofline)  # fmt: skip
+            return Basis(True, "a step fitted to a recording of this engine", device, step, tuned, kept.sentence)
         return Basis(True, f"theory: {device.title}, MFU {device.mfu:.2f}, MBU {device.mbu:.2f}, no host", device)
 
     def stages(self, engine: EngineView | None, request: RequestDetail | RequestView) -> Mapping[Stage, float]:
@@ -98,29 +89,29 @@ class Beside:
             batch = max(1, round(sum(request.itl_batch) / len(request.itl_batch)))
         return found.stages(view, batch)
 
-    def pace(self, engine: EngineView | None, view: RequestView) -> Pace | None:
-        """The same in brief for a bar among many: reckoned once for requests of about the same length in about the same
-        company, so that a screen full of them costs next to nothing."""
+    def first_ms(self, engine: EngineView | None, view: RequestView) -> float | None:
+        """ms from received to the first token that a request should take; None when nothing can be expected.
+
+        Reckoned once for requests of about the same length in about the same company: a screen full of them costs next
+        to nothing.
+        """
         if engine is None or not view.prompt_tokens:
             return None
-        key = (engine.source, _bucket(view.prompt_tokens), _bucket(view.cached_tokens or 0), _bucket(view.batch or 1),
-               _bucket(view.output_tokens, 1), len(view.chunks))  # fmt: skip
-        if key in self._paces:
-            return self._paces[key]
-        if len(self._paces) >= _KEPT:
-            self._paces.clear()
-        pace = self._paces[key] = self._pace(engine, view)
-        return pace
+        key = (engine.source, engine.name, engine.device, _bucket(view.prompt_tokens), _bucket(view.cached_tokens or 0),
+               _bucket(view.batch or 1), len(view.chunks))  # fmt: skip
+        if key not in self._firsts:
+            if len(self._firsts) >= _KEPT:
+                self._firsts.clear()
+            stages = self.stages(engine, view)
+            first = sum(ms for stage, ms in stages.items() if stage < Stage.STREAM)
+            self._firsts[key] = first if stages else None
+        return self._firsts[key]
 
-    def _pace(self, engine: EngineView, view: RequestView) -> Pace | None:
-        found = self._expectation(engine)
-        stages = found.stages(view, view.batch or 1) if found is not None else None
-        if not stages:
-            return None
-        tokens = max(0, view.output_tokens - 1)
-        first = sum(stages.get(stage, 0.0) for stage in Stage if stage < Stage.STREAM)
-        per_token = stages[Stage.DECODE] / tokens if tokens else 0.0
-        return Pace(first, per_token, stages.get(Stage.TEARDOWN, 0.0))
+    def e2e_ms(self, engine: EngineView | None, request: RequestDetail | RequestView) -> float | None:
+        """ms from received to closed that a request should take; None when nothing can be expected."""
+        stages = self.stages(engine, request)
+        # Stage 10 goes on beside stage 11.
+        return sum(ms for stage, ms in stages.items() if stage is not Stage.STREAM) if stages else None
 
     def _expectation(self, engine: EngineView | None) -> Expectation | None:
         if engine is None:
@@ -129,6 +120,6 @@ class Beside:
         return None if basis.device is None else expectation(engine, basis.device, basis.step)
 
 
-def _bucket(value: int, per_octave: int = _FINE) -> int:
+def _bucket(value: int) -> int:
     """The same number for values that differ by less than a step of a ladder."""
-    return math.ceil(per_octave * math.log2(value)) + 1 if value > 0 else 0
+    return math.ceil(_FINE * math.log2(value)) + 1 if value > 0 else 0

@@ -13,7 +13,7 @@ import os
 import tempfile
 from dataclasses import fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from platformdirs import user_cache_path
@@ -63,11 +63,11 @@ class Fitted(msgspec.Struct, frozen=True):
 
     def step(self) -> StepModel | None:
         """The step; None when a figure in it makes no sense."""
-        times = [getattr(self, name) for name in _TIMES]
-        if not all(math.isfinite(ms) and 0 <= ms < 1e9 for ms in times) or self.weights_ms <= 0:
+        times: dict[str, Any] = {name: getattr(self, name) for name in _TIMES}
+        if not all(math.isfinite(ms) and 0 <= ms < 1e9 for ms in times.values()) or self.weights_ms <= 0:
             return None
         try:
-            return StepModel(*times, roofline=Roofline(self.roofline), dense=self.dense)
+            return StepModel(**times, roofline=Roofline(self.roofline), dense=self.dense)
         except ValueError:
             return None
 

@@ -13,14 +13,11 @@ from tracer.analysis.devices import Device, device_told
 from tracer.analysis.errors import AnalysisError
 from tracer.analysis.models import ModelShape, shape_of_engine
 from tracer.stages import Stage
+from tracer.state.admission import FIFO_MARGIN
 from tracer.state.trace_state import TraceState
 from tracer.state.view import EngineView, RequestDetail, StepView
 
 Floats = NDArray[np.float64]
-
-TRANSFORMERS_MARGIN = 0.15
-"""Share of free blocks below which transformers' FIFO scheduler takes no further prompts."""
-
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -224,7 +221,7 @@ def _settings(engine: EngineView, arrivals: Sequence[Arrival]) -> Settings:
     return Settings(
         slots=engine.max_batch or len(arrivals), budget=engine.max_batch_tokens or max(longest, 8192), blocks=known,
         block_size=size, prefix_cache=facts.get("prefix_caching") == 1, chunked=facts.get("chunked_prefill", 1) != 0,
-        margin=TRANSFORMERS_MARGIN if fifo else 0.0, evict_all=engine.name == "transformers",
+        margin=FIFO_MARGIN if fifo else 0.0, evict_all=engine.name == "transformers",
     )  # fmt: skip
 
 

@@ -11,18 +11,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tracer.clock import NS_PER_MS
+from tracer.export.numbers_json import numbers_document, timer_document
 from tracer.stages import Stage
+from tracer.state.pool import cached_ages, pool_of, prefix_of
 from tracer.state.view import (
     Context,
     CoverageRow,
     EngineView,
     Losses,
-    Quantiles,
     RequestDetail,
     RequestView,
     Snapshot,
     StageView,
     Status,
+    Wait,
 )
 from tracer.text import clean
 
@@ -48,11 +50,13 @@ def document(
         "engine": None if engine is None else _engine(engine, beside),
         "processes": [_process(view) for view in snapshot.engines],
         "context": _context(snapshot.context),
-        "gauges": None if engine is None else _gauges(engine),
-        "timers": {name: _quantiles(timer) for name, timer in snapshot.timers.items()},
+        "gauges": None if engine is None else _gauges(engine, snapshot, beside),
+        "timers": {name: timer_document(timer) for name, timer in snapshot.timers.items()},
+        "numbers": None if snapshot.numbers is None else numbers_document(snapshot.numbers),
         "losses": _losses(snapshot.losses),
         "coverage": _coverage(snapshot.coverage),
         "counts": {"matching": snapshot.total, "live": snapshot.live, "finished": snapshot.finished},
+        "queue": [_wait(wait, snapshot) for wait in snapshot.waits],
         "requests": [request(view, snapshot, beside) for view in snapshot.requests],
     }
     return {**{name: value for name, value in (extra or {}).items() if name not in made}, **made}
@@ -66,7 +70,7 @@ def main_engine(snapshot: Snapshot) -> EngineView | None:
 
 def engine_of(view: RequestView, snapshot: Snapshot) -> EngineView | None:
     """The engine that worked on a request, as far as can be told."""
-    named = (engine for engine in snapshot.engines if engine.name and engine.source == view.source)
+    named = (engine for engine in snapshot.engines if engine.name and engine.source in (view.engine, view.source))
     return next(named, None) or main_engine(snapshot)
 
 
@@ -76,6 +80,8 @@ def request(view: RequestView | RequestDetail, snapshot: Snapshot, beside: Besid
     if isinstance(view, RequestDetail):
         view = view.view
     expected = beside.stages(engine_of(view, snapshot), detail) if beside is not None else {}
+    engine = engine_of(view, snapshot)
+    prefix = None if engine is None else prefix_of(view, engine.block_size)
     elapsed = view.e2e_ms
     if elapsed is None and view.closed is None:
         elapsed = max(0, snapshot.now - view.received) / NS_PER_MS
@@ -111,6 +117,11 @@ def request(view: RequestView | RequestDetail, snapshot: Snapshot, beside: Besid
         "preemptions": view.preemptions,
         "recomputed_tokens": view.recomputed_tokens,
         "blocks": view.blocks,
+        "prompt_blocks": None if prefix is None else prefix.prompt,
+        "hit_blocks": None if prefix is None else prefix.hit,
+        "longest_blocks": None if prefix is None else prefix.longest,
+        "computed_tokens": view.computed_tokens,
+        "step_tokens": view.step_tokens,
         "batch": view.batch,
         "body_bytes": view.body_bytes,
         "sent_bytes": view.sent_bytes,
@@ -169,7 +180,8 @@ def _process(view: EngineView) -> dict[str, Any]:
     }
 
 
-def _gauges(view: EngineView) -> dict[str, Any]:
+def _gauges(view: EngineView, snapshot: Snapshot, beside: Beside | None) -> dict[str, Any]:
+    pool, ages = pool_of(view), cached_ages(snapshot)
     return {
         "kv_usage": kv_usage(view),
         "used_blocks": view.used,
@@ -182,6 +194,46 @@ def _gauges(view: EngineView) -> dict[str, Any]:
         "steps": view.steps,
         "preemptions": view.preempted,
         "evicted_blocks": view.evicted,
+        "decode_tokens": max(0, view.step_tokens - view.prefill_tokens),
+        "prefill_tokens": view.prefill_tokens,
+        "bound_by": None if view.bound_by is None else view.bound_by.value,
+        "ridge_batch": _ridge(view, beside),
+        "kv_bytes_per_token": pool.token_bytes,
+        "available_blocks": pool.available,
+        "holding_requests": view.holders,
+        "blocks_per_request": pool.mean_held,
+        "most_blocks": view.most_held,
+        "cached_10_s_blocks": None if ages is None else ages[0],
+        "cached_1_min_blocks": None if ages is None else ages[1],
+        "cached_older_blocks": None if ages is None else ages[2],
+        "mean_tokens": pool.mean_tokens,
+        "fit_mean": pool.fit_mean,
+        "longest_tokens": pool.longest,
+        "fit_longest": pool.fit_worst,
+    }
+
+
+def _ridge(view: EngineView, beside: Beside | None) -> float | None:
+    """Where it is worked out, expected values are too."""
+    if beside is None:
+        return None
+    from tracer.analysis.ridge import ridge_of
+
+    return ridge_of(view, beside.basis(view))
+
+
+def _wait(wait: Wait, snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "id": clean(wait.id),
+        "source": clean(wait.engine),
+        "place": wait.place,
+        "waits_ms": max(0, snapshot.now - wait.since) / NS_PER_MS,
+        "limit": wait.limit.value,
+        "needs": wait.needs,
+        "has": wait.has,
+        "behind": clean(wait.behind),
+        "preempted": wait.preempted,
+        "tokens": wait.tokens,
     }
 
 
@@ -206,10 +258,6 @@ def _context(context: Context) -> dict[str, Any]:
         "tokens_out": context.tokens_out,
         "hit_share": context.hit_share,
     }
-
-
-def _quantiles(timer: Quantiles) -> dict[str, Any]:
-    return {"count": timer.count, "p50_ms": timer.p50, "p95_ms": timer.p95, "p99_ms": timer.p99}
 
 
 def _losses(losses: Losses) -> dict[str, Any]:

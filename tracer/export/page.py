@@ -9,7 +9,7 @@ from rich.cells import chop_cells
 from tracer.text import cell_width, clean, fit
 
 _ASCII: Final = str.maketrans({
-    "·": "|", "→": ">", "×": "x", "–": "-", "—": "-", "…": "~", "²": "2", "µ": "u",
+    "·": "|", "→": ">", "×": "x", "–": "-", "—": "-", "…": "~", "²": "2", "µ": "u", "±": "+/-",
 })  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from tracer.clock import NS_PER_MS
 from tracer.export.jsondoc import best_coverage, kv_usage, main_engine
+from tracer.export.numbers_text import LABELS, figure_lines, latency_lines
 from tracer.export.page import Page, Run
 from tracer.stages import Stage, info
 from tracer.state.view import EngineView, Quantiles, RequestDetail, RequestView, Segment, Snapshot, StageView, Status
@@ -35,7 +36,6 @@ _SGR: Final = {
     Stage.TEARDOWN: 36,
 }  # fmt: skip
 _LEGEND: Final = (("▏|", "front end, stream, teardown"), ("░.", "waiting"), ("▓#", "prefill"), ("█=", "decode"))
-_TIMERS: Final = {"queue": "queue", "prefill": "prefill", "ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 
 
 def report(snapshot: Snapshot, *, width: int, unicode: bool, colour: bool = False) -> str:
@@ -43,7 +43,12 @@ def report(snapshot: Snapshot, *, width: int, unicode: bool, colour: bool = Fals
     page = Page(width, unicode, colour)
     _context(page, snapshot)
     page.gap()
-    _timers(page, snapshot.timers)
+    if snapshot.numbers is None:
+        _timers(page, snapshot.timers)
+    else:
+        latency_lines(page, snapshot.numbers)
+        page.gap()
+        figure_lines(page, snapshot.numbers)
     page.gap()
     _coverage(page, snapshot)
     page.gap()
@@ -133,7 +138,7 @@ def _timers(page: Page, timers: dict[str, Quantiles]) -> None:
     page.line(f"{'ms':<8}{'p50':>10}{'p95':>10}{'p99':>10}{'samples':>9}")
     for name, timer in timers.items():
         page.line(
-            f"{_TIMERS.get(name, name):<8}{_ms(timer.p50):>10}{_ms(timer.p95):>10}{_ms(timer.p99):>10}{timer.count:>9,}"
+            f"{LABELS.get(name, name):<8}{_ms(timer.p50):>10}{_ms(timer.p95):>10}{_ms(timer.p99):>10}{timer.count:>9,}"
         )
 
 

@@ -86,6 +86,7 @@ class Keyframer:
         self._tables: dict[str, dict[int, list[int]]] = {}
         self._timers: dict[str, Ints] = {}
         self._rates: list[int | None] = [None] * 3
+        self._books: dict[str, bytes] = {}
 
     def take(self, number: int, deliveries: Sequence[Delivery]) -> None:
         """Fold in what block `number` of the file holds."""
@@ -131,7 +132,7 @@ class Keyframer:
         self._since_base = 0 if base else self._since_base + 1
         if base:
             self._over, self._told, self._marks = [], {}, {}
-            self._tables, self._timers, self._rates = {}, {}, [None] * 3
+            self._tables, self._timers, self._rates, self._books = {}, {}, [None] * 3, {}
         state, table = self.state, self.state.requests
         firsts = {name: self._steps.setdefault(name, ToldSteps()).next for name in state.sources}
         for name, source in state.sources.items():
@@ -164,7 +165,10 @@ class Keyframer:
             over_incomplete=table.over_incomplete,
             texts=table._texts,
             tokens=table._tokens,
-            tally=TallyRecord(state.tally.sources, state.tally.routes, state.tally.reasons, *state.tally.entries()),
+            tally=TallyRecord(
+                state.tally.sources, state.tally.routes, state.tally.reasons, pack_u32(state.tally.pending),
+                *state.tally.entries(),
+            ),
         )  # fmt: skip
         keyframe = Keyframe(
             version=state_version(),
@@ -193,6 +197,7 @@ class Keyframer:
                 for place, log in enumerate((state.received, state.scheduled, state.produced))
             ],
             timers=[self._timer(name, state.timers._timers[name]) for name in TIMERS],
+            books=packed(self._pieces()),
         )  # fmt: skip
         return msgspec.msgpack.encode(keyframe), base
 
@@ -348,6 +353,11 @@ class Keyframer:
         return RateRecord(
             len(times), differences(times[new:]), [differences(column[new:]) for column in sums], list(dropped)
         )
+
+    def _pieces(self) -> dict[str, bytes]:
+        """The pieces of the books that have changed."""
+        before, self._books = self._books, self.state.books.chunks()
+        return {name: piece for name, piece in self._books.items() if before.get(name) != piece}
 
     def _timer(self, name: str, timer: WindowedTimer) -> TimerRecord:
         flat = np.concatenate([counts.ravel() for counts in timer.all_counts()])

@@ -24,7 +24,7 @@ from tracer.blocks import MAX_RAW
 from tracer.events import Coverage, Engine, Header, Heartbeat, HookFault, Step
 from tracer.state import requests, steps
 from tracer.state.requests import Request
-from tracer.zstd_frames import PackingError, pack, unpack
+from tracer.zstd_frames import DENSE, PackingError, pack, unpack
 
 LAYOUT: Final = 1
 """Raised when the meaning of a record changes without its fields."""
@@ -61,7 +61,8 @@ AMENDED: Final = ("embed", "layers", "head", "logits", "sampled", "timing")
 class BlocksRecord(msgspec.Struct, array_like=True):
     """`BlockMap`, with the blocks that requests hold told apart (`TablesRecord`). Packed u32: `held` requests that hold
     any; `shared` pairs (block, holders) where that is not one; `slots` pairs (request, slot); `cached` blocks in
-    order; `other` pairs (block, byte) where the map shows something else than these say."""
+    order; `other` pairs (block, byte) where the map shows something else than these say. `since`: packed i64
+    differences, when each of the cached ones became that."""
 
     size: int
     held: bytes
@@ -70,11 +71,13 @@ class BlocksRecord(msgspec.Struct, array_like=True):
     free_slots: bytes
     cached: bytes
     other: bytes
+    since: bytes
 
 
 class TablesRecord(msgspec.Struct, array_like=True):
     """Block tables that have changed. `changed`: packed u32 triples (request, how many of its blocks are as they were,
-    how many follow); `blocks`: those that follow, of one request after the other, packed u32 differences modulo 2³²."""
+    how many follow); `blocks`: those that follow, of one request after the other, packed u32 differences modulo 2³²,
+    lowest bytes first, then the next ones."""
 
     changed: bytes
     blocks: bytes
@@ -161,11 +164,12 @@ class TimerRecord(msgspec.Struct, array_like=True):
 
 
 class TallyRecord(msgspec.Struct, array_like=True):
-    """`Tally`: the words that it tells apart, and `Tally.entries`."""
+    """`Tally`: the words that it tells apart, requests that wait to be counted (packed u32), and `Tally.entries`."""
 
     sources: list[str]
     routes: list[str]
     reasons: list[str]
+    pending: bytes
     ended: list[tuple[str, str, str, int]]
     distributions: list[tuple[str, str, str, str, int, list[int]]]
 
@@ -215,7 +219,8 @@ class Keyframe(msgspec.Struct, array_like=True):
 
     `present` is a packed `Present`; all else is what has changed since the keyframe before: `histories` and `tables` of
     each source; finished requests (packed u32) that are `gone`, and that `came`, in order; `early`, `late` and `steps`
-    of requests; `weights`, packed i64 triples (request, characters, tokens) of finished ones.
+    of requests; `weights`, packed i64 triples (request, characters, tokens) of finished ones; `books`, a packed map of
+    the pieces of the books (`tracer.state.books`).
     """
 
     version: str
@@ -232,6 +237,7 @@ class Keyframe(msgspec.Struct, array_like=True):
     weights: bytes
     rates: list[RateRecord]
     timers: list[TimerRecord]
+    books: Packed
 
 
 @functools.cache
@@ -319,7 +325,7 @@ def state_version() -> str:
 def packed(value: object) -> Packed:
     """`value`, encoded and packed."""
     content = msgspec.msgpack.encode(value)
-    return Packed(len(content), pack(content))
+    return Packed(len(content), pack(content, DENSE))
 
 
 def unpacked(record: Packed) -> bytes:

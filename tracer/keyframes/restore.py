@@ -26,8 +26,8 @@ from tracer.keyframes.records import (
     Keyframe,
     Present,
     SourceRecord,
-    packed_version,
     TallyRecord,
+    packed_version,
     state_version,
     unpacked,
 )
@@ -101,6 +101,11 @@ def _decoder() -> msgspec.msgpack.Decoder[Keyframe]:
 @functools.cache
 def _present_decoder() -> msgspec.msgpack.Decoder[Present]:
     return msgspec.msgpack.Decoder(Present)
+
+
+@functools.cache
+def _pieces_decoder() -> msgspec.msgpack.Decoder[dict[str, bytes]]:
+    return msgspec.msgpack.Decoder(dict[str, bytes])
 
 
 class _Restoration:
@@ -266,7 +271,8 @@ class _Restoration:
         """The blocks that each request of a source holds, from all that was told of them."""
         tables: dict[int, list[int]] = {}
         for told in [keyframe.tables[name] for keyframe in self._chain if name in keyframe.tables]:
-            blocks = np.cumsum(np.frombuffer(told.blocks, "<u4"), dtype=np.uint32).tolist()
+            planes = np.frombuffer(told.blocks, np.uint8).reshape(4, -1)
+            blocks = np.cumsum(np.ascontiguousarray(planes.T).view("<u4").ravel(), dtype=np.uint32).tolist()
             changed = unpack_u32(told.changed)
             at = 0
             for serial, kept, new in zip(changed[::3], changed[1::3], changed[2::3], strict=True):
@@ -296,6 +302,9 @@ class _Restoration:
         check(max(everywhere, default=-1) < record.size, "a block that the map does not have")
         check(max((*blocks._slots.values(), *blocks._free_slots), default=0) < SLOTS, "a slot that there is not")
         blocks._bytes = shown_bytes(record.size, blocks._held, blocks._slots, blocks._cached)
+        blocks._since.frombytes(bytes(8 * record.size))
+        for block, t in zip(blocks._cached, summed(record.since).tolist(), strict=True):
+            blocks._since[block] = t
         other = unpack_u32(record.other)
         for block, byte in zip(other[::2], other[1::2], strict=True):
             blocks._bytes[block] = byte
@@ -322,9 +331,17 @@ class _Restoration:
             check(len(heads) == len(timer._heads), "no such windows")
             timer._heads = list(heads)
         self._tally(state.tally, self._present.tally)
+        self._books()
 
-    @staticmethod
-    def _tally(tally: Tally, record: TallyRecord) -> None:
+    def _books(self) -> None:
+        pieces: dict[str, bytes] = {}
+        for keyframe in self._chain:
+            pieces.update(_pieces_decoder().decode(unpacked(keyframe.books)))
+        last = {name: source.batch.history.last_index for name, source in self._state.sources.items()}
+        self._state.books.restore(pieces, last, self._requests.__contains__)
+
+    def _tally(self, tally: Tally, record: TallyRecord) -> None:
+        tally.pending = {serial: self._requests[serial] for serial in unpack_u32(record.pending)}
         tally.sources, tally.routes, tally.reasons = record.sources, record.routes, record.reasons
         tally.ended = {(source, route, reason): count for source, route, reason, count in record.ended}
         for source, route, what, detail, total, counts in record.distributions:

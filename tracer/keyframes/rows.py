@@ -135,6 +135,7 @@ def blocks_record(blocks: BlockMap) -> BlocksRecord:
         free_slots=pack_u32(blocks._free_slots),
         cached=pack_u32(blocks._cached),
         other=pack_u32(value for block in differ for value in (block, blocks._bytes[block])),
+        since=differences(blocks.cached_since()),
     )
 
 
@@ -153,7 +154,7 @@ def tables_record(held: Mapping[int, list[int]], told: dict[int, list[int]]) -> 
         blocks += ids[kept:]
         told[serial] = ids.copy()
     differences = np.diff(np.asarray(blocks, "<u4"), prepend=np.uint32(0))
-    return TablesRecord(pack_u32(changed), differences.astype("<u4").tobytes())
+    return TablesRecord(pack_u32(changed), differences.astype("<u4").view(np.uint8).reshape(-1, 4).T.tobytes())
 
 
 def shown_bytes(

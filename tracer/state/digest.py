@@ -35,11 +35,13 @@ def of(state: TraceState) -> str:
         batch, history = source.batch, source.batch.history
         add(name, source.header, source.engine, source.status, source.reason, source.gone, source.missing)
         add(sorted(source.coverage.items()), sorted(source.faults.items()), source.beat, source.beat_before)
-        add(source.preempted, source.evicted, source.blocks.bytes(None), batch.count, batch.produced, batch.expected)
+        add(source.preempted, source.evicted, source.blocks.bytes(None), source.blocks.cached_since())
+        add(batch.count, batch.produced, batch.expected)
         add([(key, request.serial) for key, request in sorted(batch.members.items())], sorted(batch.doubtful))
         add(history.base, bytes(history.tokens), bytes(history.sizes), bytes(history.prefills))
         for step in history.steps:
             digest.update(msgspec.msgpack.encode(step))
+    add(sorted(state.books.chunks().items()))
     for counts in state.timers.all_counts():
         digest.update(counts.tobytes())
     add(*state.tally.entries())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from typing import Final
 
@@ -27,6 +28,8 @@ class BlockMap:
 
     def __init__(self) -> None:
         self._bytes = bytearray()
+        self._since = array("q")
+        """For each block the instant (ns) since which it is cached, where it is."""
         self._holders: dict[int, int] = {}
         """Requests that hold a block, for blocks held by any: the prefix cache shares them."""
         self._held: dict[int, list[int]] = {}
@@ -65,22 +68,25 @@ class BlockMap:
             if block >= len(shown):
                 if block >= BLOCKS_SHOWN:
                     continue
-                shown.extend(bytes(block + 1 - len(shown)))
+                more = block + 1 - len(shown)
+                shown.extend(bytes(more))
+                self._since.frombytes(bytes(8 * more))
             shown[block] = byte
             holders[block] = holders.get(block, 0) + 1
             if cached:
                 cached.pop(block, None)
             held.append(block)
 
-    def release(self, request: Request, cached: int) -> None:
-        """`request` gave its blocks back; `cached` of them stay for reuse (-1: not known, taken as none)."""
-        shown, holders = self._bytes, self._holders
+    def release(self, request: Request, cached: int, t: int = 0) -> None:
+        """`request` gave its blocks back at `t`; `cached` of them stay for reuse (-1: not known, taken as none)."""
+        shown, holders, since = self._bytes, self._holders, self._since
         for place, block in enumerate(self._held.pop(request.serial, ())):
             others = holders.pop(block, 1) - 1
             if others > 0:
                 holders[block] = others
             elif place < cached:
                 shown[block] = CACHED
+                since[block] = t
                 self._cached[block] = None
             else:
                 shown[block] = FREE
@@ -107,6 +113,15 @@ class BlockMap:
         for _ in range(min(max(blocks, 0), len(self._cached))):
             block, _none = self._cached.popitem(last=False)
             self._bytes[block] = FREE
+
+    def since(self) -> bytes:
+        """For each block of the map the instant (packed i64 ns) since which it is cached; empty when none is."""
+        return self._since.tobytes() if self._cached else b""
+
+    def cached_since(self) -> list[int]:
+        """The instants (ns) of the blocks that are only cached, longest first."""
+        since = self._since
+        return [since[block] for block in self._cached]
 
     def bytes(self, num_blocks: int | None) -> bytes:
         """The map, padded with free blocks up to the size of the pool when that is known."""

@@ -100,18 +100,21 @@ def queued(request: Request, event: Queued, source: str) -> None:
 def scheduled(request: Request, event: Scheduled) -> bool:
     """The scheduler took it. Returns whether that was for the first time."""
     request.attempts = max(request.attempts, event.attempts)
+    # An engine may put a request back before it has scheduled it at all: its queue time goes on until it is.
+    first = request.lookup is None and (not event.resumed or (request.preempted and _never_ran(request)))
     if request.preempted and event.lookup >= request.preemptions[-1].begin:
         preemption = request.preemptions[-1]
         preemption.resumed, preemption.cached = event.lookup, max(0, event.cached_tokens)
-    elif request.lookup is None and not event.resumed:
+    elif not first:
+        if event.resumed and event.lookup > _last_taken(request):
+            request.incomplete = True  # the preemption before it was lost
+        return False
+    if first:
         request.lookup, request.scheduled = event.lookup, max(event.t, event.lookup)
         if event.cached_tokens >= 0:
             request.cached_tokens = event.cached_tokens
         request.blocks = max(request.blocks, max(0, event.shared_blocks) + max(0, event.new_blocks))
-        return True
-    elif event.resumed and event.lookup > _last_taken(request):
-        request.incomplete = True  # the preemption before it was lost
-    return False
+    return first
 
 
 def preempted(request: Request, event: Preempted) -> None:
@@ -192,6 +195,11 @@ def closed(request: Request, event: Closed) -> None:
 def _first(request: Request, name: str | None, t: int) -> None:
     if name is not None and getattr(request, name) is None:
         setattr(request, name, t)
+
+
+def _never_ran(request: Request) -> bool:
+    """Whether the engine has not worked on it yet, as far as everything was heard."""
+    return not request.ran and not request.incomplete and request.queued is not None
 
 
 def _last_taken(request: Request) -> int:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
 from tracer.clock import NS_PER_MS, NS_PER_S
 from tracer.events import Step
+from tracer.state.admission import bound_by
+from tracer.state.numbers import Ask
 from tracer.state.rates import per_second
+from tracer.state.reckoning import numbers
+from tracer.state.requests import Request
 from tracer.state.step_history import PARTS, divide, token_instant
-from tracer.state.view import Context, EngineView, Losses, RequestView, Snapshot, StepView
+from tracer.state.view import Context, EngineView, Losses, RequestView, Snapshot, StepView, Wait
 
 if TYPE_CHECKING:
     from tracer.state.source import Source
@@ -18,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def snapshot(
-    state: TraceState, now: int, window_s: float, requests: Sequence[RequestView], total: int
+    state: TraceState, now: int, window_s: float, requests: Sequence[RequestView], total: int, ask: Ask | None = None
 ) -> Snapshot:
-    """The snapshot at `now` around the requests chosen for it."""
+    """The snapshot at `now` around the requests chosen for it; with the Numbers view if it is asked for."""
     table = state.requests
-    engines = _engines(state, now)
+    engines, waits = _engines(state, now)
     anchor = next((source.header.anchor for source in state.sources.values() if source.header is not None), None)
     live = len(table.live)
     rows = [row for source in state.sources.values() for row in source.coverage_rows()]
@@ -43,14 +48,30 @@ def snapshot(
         coverage=tuple(sorted(rows, key=lambda row: (row.stage, row.source))),
         steps=StepWindow([source for source in state.sources.values() if source.batch.count]),
         kv_blocks=traced.blocks.bytes(pool) if traced is not None else b"",
+        kv_since=traced.blocks.since() if traced is not None else b"",
+        waits=waits,
+        numbers=None if ask is None else numbers(state, now, window_s, ask, engines),
     )
 
 
-def _engines(state: TraceState, now: int) -> tuple[EngineView, ...]:
-    return tuple([
-        source.view(now, [r for r in state.requests.live.values() if r.engine == source.name])
-        for source in state.sources.values()
-    ])
+def _engines(state: TraceState, now: int) -> tuple[tuple[EngineView, ...], tuple[Wait, ...]]:
+    """Every process, and who waits at which of them. What is on its way to a queue is told of the only engine there is,
+    and of none where there are several."""
+    live: dict[str, list[Request]] = {name: [] for name in state.sources}
+    for request in state.requests.live.values():
+        if request.engine in live:
+            live[request.engine].append(request)
+    engaged = [source for source in state.sources.values() if source.batch.count or live[source.name]]
+    coming = [request for request in state.requests.live.values() if not request.engine and len(engaged) == 1]
+    views: list[EngineView] = []
+    waits: list[Wait] = []
+    for source in state.sources.values():
+        mine = live[source.name]
+        view = source.view(now, mine, state.tally.mean_tokens(source.name))
+        line = source.waits(view, [*mine, *coming] if coming and source is engaged[0] else mine)
+        views.append(replace(view, bound_by=bound_by(view, line[0] if line else None)))
+        waits += line
+    return tuple(views), tuple(waits)
 
 
 def _context(state: TraceState, now: int, window_s: float) -> Context:

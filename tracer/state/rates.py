@@ -45,9 +45,12 @@ class RateLog:
         return tuple(sums[-1] if sums else 0 for sums in self._sums)
 
     def over(self, now: int, window_ns: int) -> tuple[int, ...]:
-        """Sum of each column over the `window_ns` before `now`."""
-        first = bisect_right(self._times, now - window_ns)
+        """Sum of each column over the `window_ns` before `now`; of everything ever when that reaches back to time 0."""
         last = bisect_right(self._times, now)
+        if window_ns >= now:
+            return tuple(sums[last - 1] if last else dropped
+                         for sums, dropped in zip(self._sums, self._dropped, strict=True))  # fmt: skip
+        first = bisect_right(self._times, now - window_ns)
         if last <= first:
             return (0,) * len(self._sums)
         return tuple(

@@ -192,6 +192,13 @@ class Request:
     search: str = ""
     search_version: int = -1
 
+    def went_on(self) -> None:
+        """An event touched it that says nothing of what came before decode: what was built of that is still right."""
+        front = self.front
+        if front is not None and front.version == self.version:
+            front.version += 1
+        self.version += 1
+
     @property
     def order(self) -> tuple[int, int]:
         """Sort key of the list: when it was received (or first heard of), then order of appearance."""

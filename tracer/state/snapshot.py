@@ -17,7 +17,7 @@ from typing import Final
 from tracer.clock import NS_PER_MS
 from tracer.events import Coverage, unpack_u32
 from tracer.stages import Stage
-from tracer.state import decode, latency, waterfall
+from tracer.state import decode, latency, progress, waterfall
 from tracer.state.kv import BlockMap
 from tracer.state.request_table import RequestTable
 from tracer.state.requests import Request
@@ -188,6 +188,10 @@ def _assemble(
         model=request.model,
         messages=_known(request.messages),
         logprobs=request.logprobs,
+        engine=request.engine,
+        step_tokens=progress.step_tokens(request),
+        computed_tokens=progress.computed_tokens(request),
+        reused_tokens=progress.reused_tokens(request),
     )
 
 
@@ -313,6 +317,8 @@ _SORTS: Final[dict[str, Callable[[Request, int], float | None]]] = {
     "prompt": lambda request, now: _known(request.prompt_tokens),
     "output": lambda request, now: request.output_tokens,
     "phase": lambda request, now: _PHASES[phase_of(request)],
+    "blocks": lambda request, now: max(0, request.blocks) if request.over is None else None,
+    "step": lambda request, now: progress.step_tokens(request),
 }
 """Orders besides that of receipt; an unknown one is taken as that."""
 

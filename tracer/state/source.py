@@ -7,10 +7,13 @@ import msgspec
 from tracer.clock import NS_PER_S
 from tracer.events import Coverage, Engine, EngineStatus, Header, Heartbeat, HookFault, Step
 from tracer.stages import Stage
+from tracer.state import admission
+from tracer.state.admission import Room
 from tracer.state.kv import BlockMap
+from tracer.state.progress import computed_tokens
 from tracer.state.requests import Request
 from tracer.state.steps import Batch
-from tracer.state.view import CoverageRow, EngineView, Status
+from tracer.state.view import CoverageRow, EngineView, Status, Wait
 
 STALL_NS = 2 * NS_PER_S
 """Requests that wait this long while no step ends are told as a stall: over any honest step but the longest prefill."""
@@ -102,10 +105,12 @@ class Source:
             for fault in self.faults.values()
         ]
 
-    def view(self, now: int, live: list[Request]) -> EngineView:
-        """The process as of `now`; `live` are the requests that its engine has."""
+    def view(self, now: int, live: list[Request], mean_tokens: float | None = None) -> EngineView:
+        """The process as of `now`; `live` are the requests that its engine has, `mean_tokens` the mean length of those
+        that are over."""
         engine, gauges, header = self.engine, self.gauges, self.header
         waiting, running, batch = self._occupancy(now, live)
+        held = [request.blocks for request in live if request.blocks > 0 and request.released is None]
         return EngineView(
             source=self.name,
             title=(header.title if header else "") or self.name,
@@ -138,7 +143,40 @@ class Source:
             evicted=self.evicted,
             cpu_share=self._cpu_share(),
             rss=_known(self.beat.rss) if self.beat else None,
+            host=header.host if header else "",
+            prefill_tokens=self.batch.history.prefills[-1] if gauges and batch else 0,
+            holders=len(held),
+            held=sum(held),
+            most_held=max(held, default=0),
+            mean_tokens=mean_tokens,
         )
+
+    def waits(self, view: EngineView, live: list[Request]) -> list[Wait]:
+        """Who of `live` waits for admission here, and for what; `view` is that of the same instant."""
+        line = admission.in_line(live) if self.gone is None else []
+        return admission.explain(line, self.name, self._room(view)) if line else []
+
+    def _room(self, view: EngineView) -> Room:
+        """What is left for the next step, after what runs already takes its part of it."""
+        busy = view.running > 0
+        members = max(view.running, view.batch) if busy else 0
+        tokens = None
+        if view.max_batch_tokens:
+            owed = members
+            for request in self.batch.loose.values():
+                if busy and request.first_token is None and request.finished is None and request.prompt_tokens > 0:
+                    owed += max(0, request.prompt_tokens - (computed_tokens(request) or 0) - 1)
+            tokens = view.max_batch_tokens - owed
+        blocks = view.num_blocks
+        if busy:
+            blocks = None if view.free is None else view.free + (view.cached or 0)
+        facts = dict(self._facts)
+        return Room(
+            slots=None if not view.max_batch else view.max_batch - members, max_batch=view.max_batch,
+            tokens=tokens, max_tokens=view.max_batch_tokens, blocks=blocks, pool=view.num_blocks or -1,
+            block_size=view.block_size or -1, margin=admission.margin_of(facts.get("scheduler"), view.num_blocks or 0),
+            whole=facts.get("chunked_prefill") == 0, looked=self.gauges.t if self.gauges is not None else 0, busy=busy,
+        )  # fmt: skip
 
     def _occupancy(self, now: int, live: list[Request]) -> tuple[int, int, int]:
         """Waiting and running requests and the size of the batch: the engine's own gauges while it steps, else what

@@ -9,16 +9,24 @@ over a run of steps is one subtraction, whatever the length of the run.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from tracer.events import Step, StepDevice, Timing
+
+Ints = npt.NDArray[np.int64]
 
 PARTS: Final = ("wait", "update", "schedule", "prepare", "embed", "layers", "head", "sample")
 """Phases between two tokens: the host idle between steps; the rest of the previous step after its token; the batch
 chosen; inputs built; embedding; layers; LM head; sampling until the token is known on the host."""
 _WAIT, _UPDATE, _SCHEDULE, _PREPARE, _EMBED, _LAYERS, _HEAD, _SAMPLE = range(len(PARTS))
+
+_MANY: Final = 256
+"""Steps from which on it is quicker to take them all at once."""
 
 Parts = tuple[int, int, int, int, int, int, int, int]
 _NONE: Final[Parts] = (0, 0, 0, 0, 0, 0, 0, 0)
@@ -82,6 +90,27 @@ def divide(step: Step, token: int, previous_token: int, previous_end: int) -> Pa
     return tuple(parts)  # type: ignore[return-value]
 
 
+def divide_many(steps: Sequence[Step], tokens: Ints, previous_tokens: Ints, previous_ends: Ints) -> Ints:
+    """`divide` for each of `steps`, as rows: what a state from a keyframe needs of all its steps at once."""
+    parts = np.zeros((len(steps), len(PARTS)), np.int64)
+    start = np.array([step.t for step in steps], np.int64)
+    begin = np.minimum(np.maximum(start, previous_tokens), tokens)
+    update = np.minimum(np.maximum(previous_ends, previous_tokens), begin) - previous_tokens
+    parts[:, _UPDATE], parts[:, _WAIT] = update, begin - previous_tokens - update
+    offsets = np.array([(step.scheduled, step.launched, *device_offsets(step)) for step in steps], np.int64)
+    at, hidden = begin, np.zeros(len(steps), np.bool_)
+    rows = np.arange(len(steps))
+    for column, part in enumerate((_SCHEDULE, _PREPARE, _PREPARE, _EMBED, _LAYERS, _HEAD)):
+        known = offsets[:, column] >= 0
+        instant = np.where(known, np.minimum(start + offsets[:, column], tokens), at)
+        instant = np.maximum(instant, at)
+        parts[rows, np.where(hidden, _LAYERS, part)] += instant - at
+        at = instant
+        hidden = ~known & (hidden | (part == _LAYERS))
+    parts[rows, np.where(hidden, _LAYERS, _SAMPLE)] += tokens - at
+    return parts
+
+
 class StepHistory:
     """A window over the steps of one engine: `steps[index - base]`, with `tokens` (instant at which its tokens were
     known, never decreasing) and `sizes` (members) beside it."""
@@ -141,7 +170,9 @@ class StepHistory:
         if place < 0:
             return self._sum_before
         sums = self._sums
-        if place >= len(sums):
+        if place - len(sums) >= _MANY:
+            self._sum_many(place)
+        elif place >= len(sums):
             last = sums[-1] if sums else self._sum_before
             for at in range(len(sums), place + 1):
                 before = (self.tokens[at - 1], self.end(self.base + at - 1)) if at else self._before
@@ -153,6 +184,23 @@ class StepHistory:
                     )  # fmt: skip
                 sums.append(last)
         return sums[place]
+
+    def _sum_many(self, place: int) -> None:
+        """Extend the running sums up to `place`, all steps at once."""
+        sums = self._sums
+        first = len(sums)
+        steps = self.steps[first : place + 1]
+        tokens = np.frombuffer(self.tokens, np.int64)[first : place + 1].copy()
+        ends = np.maximum(np.array([step.t + step.end for step in steps], np.int64), tokens)
+        previous_tokens, previous_ends = np.empty_like(tokens), np.empty_like(ends)
+        previous_tokens[1:], previous_ends[1:] = tokens[:-1], ends[:-1]
+        before = (self.tokens[first - 1], self.end(self.base + first - 1)) if first else self._before
+        previous_tokens[0], previous_ends[0] = (tokens[0], tokens[0]) if before is None else before
+        parts = divide_many(steps, tokens, previous_tokens, previous_ends)
+        if before is None:
+            parts[0] = 0
+        parts[0] += np.array(sums[-1] if sums else self._sum_before, np.int64)
+        sums.extend(map(tuple, np.cumsum(parts, axis=0).tolist()))  # type: ignore[arg-type]
 
     def amend(self, device: StepDevice) -> int | None:
         """Put device times into the step they belong to; returns its index, or None when it is not kept."""

@@ -16,7 +16,7 @@ from typing import Final
 
 from tracer.events import Roster, Step, StepDevice, unpack_u32
 from tracer.state import decode
-from tracer.state.histogram import WindowedTimer
+from tracer.state.pace import Pace
 from tracer.state.requests import HOLES_KEPT, Pass, Request, Span
 from tracer.state.step_history import StepHistory
 
@@ -31,7 +31,8 @@ class Batch:
     """The running batch of one engine and its step history.
 
     `member` gives the request of a key, made if need be, or None when the key belongs to another engine's request.
-    `first_token` is called when a request's first token became known. `keep` steps stay in the history.
+    `first_token` is called when a request's first token became known; `pace` counts the gaps between tokens. `keep`
+    steps stay in the history.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Batch:
         keep: int,
         member: Callable[[int, int], Request | None],
         first_token: Callable[[Request], None],
-        itl: WindowedTimer,
+        pace: Pace,
     ) -> None:
         self.history = StepHistory()
         self.members: dict[int, Request] = {}
@@ -58,7 +59,7 @@ class Batch:
         self._keep = max(1, keep)
         self._member = member
         self._first_token = first_token
-        self._itl = itl
+        self.pace = pace
         self._unsettled: dict[int, Request] = {}
         self._recent: deque[Step] = deque(maxlen=RECENT)
         self._left: deque[tuple[int, Request]] = deque(maxlen=RECENT)
@@ -91,12 +92,13 @@ class Batch:
         if history.sizes[-1] == 0 and self.members:
             history.sizes[-1] = len(self.members)
         produced = self.steady
-        if produced and before is not None and contiguous:
-            self._itl.add(token, token - before, produced)
         prefill = 0
-        for key, (request, scheduled, given) in odd.items():
+        for request, scheduled, given in odd.values():
             if request.first_token is None or not given:
                 prefill += scheduled
+        gap = token - before if before is not None and contiguous else None
+        self.pace.step(index, token, gap, history.sizes[-1], not prefill)
+        for key, (request, scheduled, given) in odd.items():
             self._irregular(request, index, scheduled, given, contiguous)
             self.loose[key] = request
             produced += given
@@ -184,6 +186,7 @@ class Batch:
     def exchange(self, key: int, old: Request, new: Request) -> None:
         """The request of `key` was joined with another: `new` stands for both from now on."""
         self._unsettled.pop(old.serial, None)
+        self.pace.exchange(old.serial, new.serial)
         for table in (self.members, self.loose, self.doubtful):
             if key in table:
                 table[key] = new
@@ -277,6 +280,7 @@ class Batch:
         self._took_part(request, index, 1, 1, contiguous)
         request.open_since = index
         self.steady += 1
+        self.pace.opened(request, index)
 
     def _irregular(self, request: Request, index: int, scheduled: int, produced: int, contiguous: bool) -> None:
         """The request ran `scheduled` tokens in step `index` and got `produced`."""
@@ -299,6 +303,8 @@ class Batch:
                 if produced:
                     request.first_token = token
                     self._first_token(request)
+            if produced:
+                self.pace.token(request, token, None, produced)
             return
         seen = request.last_seen
         if seen is not None and index > request.last_index + 1 and len(request.holes) < HOLES_KEPT:
@@ -309,8 +315,10 @@ class Batch:
             request.redo.append(Pass(index, scheduled, produced))
             if request.preemptions:
                 request.preemptions[-1].redone += scheduled
-        elif contiguous and not request.incomplete and request.last_given is not None:
-            self._itl.add(token, (token - request.last_given) / produced, produced)
+        else:
+            known = contiguous and not request.incomplete and request.last_given is not None
+            gap = (token - (request.last_given or 0)) / produced if known else None
+            self.pace.token(request, token, gap, produced)
 
     def _close(self, request: Request, last: int | None = None) -> None:
         """End the open run, if there is one, with the step before the one at hand."""
@@ -321,6 +329,7 @@ class Batch:
         last = history.last_index if last is None else last
         request.open_since = -1
         self.steady -= 1
+        self.pace.closed(request.serial)
         if last < first:
             return
         request.spans.append(Span(first, last, 1, 1))

@@ -11,12 +11,12 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from tracer.state import latency
+from tracer.state.books import Books
 from tracer.state.histogram import Counts, WindowedTimer
+from tracer.state.pace import TIMERS as TIMERS
 from tracer.state.requests import Request
 from tracer.state.tally import BOUNDS, Tally
 from tracer.state.view import Quantiles
-
-TIMERS: Final = ("queue", "prefill", "ttft", "itl", "tpot", "e2e")
 
 
 class _Figure(NamedTuple):
@@ -41,9 +41,10 @@ _ALL: Final = sum(figure.bit for figure in _FIGURES)
 
 
 class Timers:
-    """A `WindowedTimer` for each latency. `tally` is told of each one too."""
+    """A `WindowedTimer` for each latency. `books` and `tally` are told of each one too."""
 
-    def __init__(self, tally: Tally | None = None) -> None:
+    def __init__(self, books: Books, tally: Tally | None = None) -> None:
+        self._books = books
         self._timers = {name: WindowedTimer(BOUNDS[name]) for name in TIMERS}
         self._tally = tally
 
@@ -66,7 +67,9 @@ class Timers:
                 continue
             value = figure(request)
             if value is not None:
-                self._timers[name].add(instant(request) or 0, value)
+                t = instant(request) or 0
+                self._timers[name].add(t, value)
+                self._books.sample(request, name, t, value)
                 if self._tally is not None:
                     self._tally.latency(request, name, value)
                 counted |= bit

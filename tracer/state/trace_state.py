@@ -43,7 +43,9 @@ from tracer.events import (
 )
 from tracer.stages import Stage
 from tracer.state import digest, milestones, overview
+from tracer.state.books import Books
 from tracer.state.kv import block_runs
+from tracer.state.numbers import Ask
 from tracer.state.rates import RateLog
 from tracer.state.request_table import RequestTable
 from tracer.state.requests import ABSENT_ROSTERS, Request
@@ -91,7 +93,8 @@ class TraceState:
         self.sources: dict[str, Source] = {}
         self.requests = RequestTable(keep_finished, self._related, self._exchanged, self._forgotten)
         self.tally = Tally()
-        self.timers = Timers(self.tally)
+        self.books = Books()
+        self.timers = Timers(self.books, self.tally)
         self.received = RateLog(1)
         self.scheduled = RateLog(2)
         """Prompt tokens, and those of them that were cached."""
@@ -153,18 +156,20 @@ class TraceState:
         offset: int = 0,
         live_only: bool = False,
         engine: str | None = None,
+        numbers: Ask | None = None,
     ) -> Snapshot:
         """The state at `now` (ns; the viewer's clock, so that bars grow between events; default: the latest event).
 
         `window_s` is what figures are taken over; timers take the nearest of 10 s, 1 min, 10 min and all. `sort` is one
         of received, ttft, e2e, itl, queue, prompt, output, phase. `text` keeps requests whose id, route, tenant,
         finish reason or phase contains it, in any case. `engine` keeps those that this source has a part in.
-        `Snapshot.total` counts the requests that match, before `offset` and `limit`.
+        `Snapshot.total` counts the requests that match, before `offset` and `limit`. With `numbers` the snapshot has
+        that view too, which costs more than all else.
         """
         at = self.now if now is None else max(now, self.began)
         chosen, total = self._listing.choose(at, sort, reverse, text, limit, offset, live_only, engine)
         views = tuple([view_of(request, at, self._coverage_of) for request in chosen])
-        return overview.snapshot(self, at, window_s, views, total)
+        return overview.snapshot(self, at, window_s, views, total, numbers)
 
     def detail(self, request_id: str, *, now: int | None = None) -> RequestDetail | None:
         """One request by `RequestView.id`, or by its full or client's id. None when it is not kept."""
@@ -193,7 +198,7 @@ class TraceState:
         if request.lost:
             self._request_event(source, event)
             return
-        request.version += 1
+        request.went_on()
         milestones.sent(request, event)
 
     def _request_event(self, source: Source, event: Any) -> None:
@@ -208,7 +213,10 @@ class TraceState:
             if known is None:
                 return  # over and forgotten, or never begun: nothing is made up for it
             request = known
-        request.version += 1
+        if kind is Output:
+            request.went_on()
+        else:
+            request.version += 1
         if request.lost and all(self.sources[name].gone is None for name, _ in request.keys):
             request.lost = False
         plain = _PLAIN.get(kind)
@@ -229,8 +237,14 @@ class TraceState:
                 milestones.received(request, event)
                 return self.requests.name(request, event.rid)
             case Queued():
+                first, preemptions = request.queued is None, len(request.preemptions)
                 milestones.queued(request, event, source.name)
-                return self.requests.name(request, event.rid)
+                again = len(request.preemptions) > preemptions
+                request = self.requests.name(request, event.rid)
+                if first:  # here it is known whose it is
+                    self.books.count(request, "requests", event.t if request.received is None else request.received)
+                elif again:
+                    self.books.preemption(request, event.t)
             case Alias():
                 return self.requests.name(request, event.rid)
             case Scheduled():
@@ -238,13 +252,18 @@ class TraceState:
                     raise ValueError("no such time")
                 if milestones.scheduled(request, event) and request.prompt_tokens >= 0:
                     self.scheduled.add(event.lookup, request.prompt_tokens, max(0, request.cached_tokens))
+                    self.books.scheduled(request, event.lookup)
             case Preempted():
+                preemptions = len(request.preemptions)
                 milestones.preempted(request, event)
+                if len(request.preemptions) > preemptions:
+                    self.books.preemption(request, event.t)
                 source.preempted = max(source.preempted, event.total)
                 source.blocks.release(request, 0)
+                request.blocks = min(request.blocks, 0)
             case Released():
                 if milestones.released(request, event):
-                    source.blocks.release(request, event.cached)
+                    source.blocks.release(request, event.cached, event.t)
             case Closed():
                 milestones.closed(request, event)
                 if request.lost and request.over is not None:
@@ -253,14 +272,13 @@ class TraceState:
 
     def _settle(self, request: Request, t: int) -> None:
         """File it as live or over, and count the latencies that are now known."""
+        over = request.over
         self.requests.settle(request, t)
         self.timers.count(request)
-        if request.over is not None and not request.tallied:
-            self._end(request)
-
-    def _end(self, request: Request) -> None:
-        """Count how it ended, once."""
-        self.tally.end(request, view_of(request, self.now, self._coverage_of))
+        if over is not None or request.over is not None:
+            self.books.settled(request)
+        if request.over is not None:
+            self.tally.expect(request, t)
 
     def _member(self, source: str, key: int, t: int) -> Request | None:
         """The request of a step's member or a roster's row."""
@@ -280,8 +298,7 @@ class TraceState:
             source.blocks.exchange(old, new)
 
     def _forgotten(self, request: Request) -> None:
-        if not request.tallied:
-            self._end(request)
+        self.tally.end(request)
         for name, _ in request.keys:
             self.sources[name].batch.forget(request)
             self.sources[name].blocks.release(request, 0)
@@ -297,6 +314,7 @@ class TraceState:
         before = source.batch.produced
         if not source.batch.apply(event):
             return
+        self._keep_books(source, event)
         source.step(event)
         self.produced.add(event.t, source.batch.produced - before)
         find, name = self.requests.get, source.name
@@ -312,6 +330,14 @@ class TraceState:
                 request = find(name, key)
                 if request is not None:
                     assign(request, index, blocks)
+
+    def _keep_books(self, source: Source, event: Step) -> None:
+        """Write the step into the books, before the source takes its gauges."""
+        history, engine = source.batch.history, source.engine
+        length = max(history.tokens[-1] - event.t, event.end, 0)
+        carried = history.sizes[-1] > len(event.joined) // 4
+        wait = max(0, event.t - source.last_step_end) if carried and source.last_step_end else 0
+        self.books.step(source.name, event, length, wait, history.sizes[-1], engine.max_batch_tokens if engine else -1)
 
     def _step_device(self, source: Source, event: StepDevice) -> None:
         if max(event.embed, event.layers, event.head, event.logits, event.sampled) > _LONGEST_STEP_NS:
@@ -357,9 +383,8 @@ class TraceState:
     def _source(self, name: str) -> Source:
         source = self.sources.get(name)
         if source is None:
-            batch = Batch(
-                self._keep_steps, lambda key, t: self._member(name, key, t), self.timers.count, self.timers.itl
-            )  # fmt: skip
+            pace = self.books.pace(name, self.timers.itl)
+            batch = Batch(self._keep_steps, lambda key, t: self._member(name, key, t), self.timers.count, pace)
             source = self.sources[name] = Source(name, batch)
             self._coverage.clear()
         return source

@@ -10,8 +10,12 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 from tracer.stages import Stage
+
+if TYPE_CHECKING:
+    from tracer.state.numbers import Numbers
 
 
 class Phase(enum.StrEnum):
@@ -36,6 +40,25 @@ class Status(enum.StrEnum):
     MISSING = "missing"
     """An event that would tell is lost, or the request never reached this stage."""
     RUNNING = "running"
+
+
+class Limit(enum.StrEnum):
+    """What keeps a request out of the batch, or what the batch cannot grow beyond."""
+
+    STEP = "step"
+    """Nothing: the next step takes it."""
+    SLOTS = "slots"
+    """Sequences a step."""
+    TOKENS = "tokens"
+    """Tokens a step."""
+    KV = "kv"
+    """KV blocks."""
+    NEVER = "never"
+    """It needs more KV blocks than exist."""
+    HOP = "hop"
+    """It is on its way: the engine has not said that its queue has it."""
+    UNKNOWN = "unknown"
+    """It was passed over although nothing that is told was used up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +150,35 @@ class RequestView:
     """Messages of the chat."""
     logprobs: bool = False
     """Whether the client asked for log probabilities."""
+    engine: str = ""
+    """Source whose queue took it."""
+    step_tokens: int | None = None
+    """Tokens that it ran in the last step of its batch; None for one that is no member."""
+    computed_tokens: int | None = None
+    """Tokens whose keys and values are in its blocks: how far it has got; None once they are released."""
+    reused_tokens: int | None = None
+    """Tokens at the begin of its blocks that the prefix cache gave when it was last scheduled."""
+
+
+class Wait(NamedTuple):
+    """A request that waits for admission, and for what. `place` in its engine's line, from 1; `since` ns.
+
+    `limit` is what it waits for itself, or what the one in front of it (`behind`, an id) waits for. `needs` and `has`
+    in the unit of the limit: slots, tokens of a step, or blocks; None where they are not known.
+    """
+
+    id: str
+    key: tuple[str, int]
+    engine: str
+    place: int
+    since: int
+    limit: Limit
+    needs: int | None = None
+    has: int | None = None
+    behind: str = ""
+    preempted: bool = False
+    tokens: int | None = None
+    """Prompt, and after a preemption what had been generated: all to be computed but for what the cache gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +246,19 @@ class EngineView:
     cpu_share: float | None = None
     """CPU time over wall time of the process between its last two heartbeats; 1.0 is one core."""
     rss: int | None = None
+    host: str = ""
+    prefill_tokens: int = 0
+    """Of `step_tokens`, those of prompts; the others are decoded."""
+    bound_by: Limit | None = None
+    """What the batch cannot grow beyond now; None when nothing is used up."""
+    holders: int = 0
+    """Requests that hold blocks."""
+    held: int = 0
+    """Blocks that they hold, shared ones counted for each of them."""
+    most_held: int = 0
+    """Blocks of the one that holds most."""
+    mean_tokens: float | None = None
+    """Prompt and output together, the mean of all requests that are over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,3 +342,9 @@ class Snapshot:
     """The most recent steps, oldest first."""
     kv_blocks: bytes = b""
     """Block map of the first engine that traces block ids: a byte a block, 0 free, 1 cached, else 2 + request slot."""
+    kv_since: bytes = b""
+    """For each block of the map the instant (packed i64 ns) since which it is only cached; meaningless for others."""
+    waits: tuple[Wait, ...] = ()
+    """Who waits for admission, engine by engine in the order in which they will be taken."""
+    numbers: Numbers | None = None
+    """Every figure over every window, where it was asked for."""

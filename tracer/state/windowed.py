@@ -1,8 +1,8 @@
 """Counts of many series over the same windows: the last 10 s, 1 min, 10 min, and since the start.
 
 Like `histogram.WindowedTimer` (same buckets, same slots), for hundreds of series of which most hold few buckets: a slot
-is a sorted array of what was seen in it (`Slot`), so that memory follows what is there, not what could be. A series is a
-number below `SERIES`; a sample is a value in ns that falls into a log bucket, or, as a plain counter, all weight in
+is a sorted array of what was seen in it (`Slot`), so that memory follows what is there, not what could be. A series is
+a number below `SERIES`; a sample is a value in ns that falls into a log bucket, or, as a plain counter, all weight in
 bucket 0. Series from `COARSE` on take four buckets as one (4 % instead of 1 %): they are drawn, not read.
 """
 

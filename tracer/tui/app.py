@@ -11,12 +11,14 @@ import asyncio
 import codecs
 import contextlib
 import gc
+import math
 import os
 import signal
 import sys
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.style import Style
 from textual.app import App, SystemCommand
@@ -25,19 +27,29 @@ from textual.driver import Driver
 from textual.screen import Screen
 
 from tracer.clock import NS_PER_S
+from tracer.slo import Slo
 from tracer.state.view import RequestView, Snapshot
 from tracer.text import cell_width
-from tracer.tui import compositor
+from tracer.tui import compositor, figures
 from tracer.tui.canvas import label
-from tracer.tui.feed import EngineLog, Feed, Traffic
+from tracer.tui.feed import EngineLog, Evidence, Feed, Tape, Traffic
 from tracer.tui.lens import Lens
+from tracer.tui.naming import place_of
 from tracer.tui.picture import write_picture
-from tracer.tui.screens.base import FrameScreen
+from tracer.tui.screens.base import Footer, FrameScreen
 from tracer.tui.screens.live import LiveScreen
-from tracer.tui.tabs import TABS, Tab
+from tracer.tui.tabs import DIAGNOSIS_TAB, TABS, Tab
+from tracer.tui.watch import LiveWatch, Watch
 from tracer.tui.terminal import TerminalDriver, patient
 from tracer.tui.theme import ASCII, PALETTES, Look, choose_glyphs, choose_palette, textual_theme
-from tracer.tui.widgets.banner import Notice, notices_of
+from tracer.tui.widgets.banner import Notice, alerted, notices_of
+from tracer.tui.widgets.context_strip import RECORDING
+
+if TYPE_CHECKING:
+    from tracer.alerts import News
+    from tracer.analysis.beside import Beside
+    from tracer.outlets import Outlets
+    from tracer.tui.desk import Desk
 
 FRAMES_PER_SECOND = 10
 IDLE_EVERY = 20
@@ -48,7 +60,7 @@ NAMES = ("Live", "Request", "Numbers", "Diagnosis", "Budget", "Compare", "Journe
 """Which screen a number leads to, as far as it exists here."""
 REQUEST_TAB = 2
 """The number of the Request screen, which is not one screen but one for each request."""
-WINDOWS = (10.0, 60.0, 600.0)
+WINDOWS = (10.0, 60.0, 600.0, math.inf)
 """Seconds over which the figures can be taken."""
 
 
@@ -82,6 +94,8 @@ class TracerApp(App[int]):
         Binding("b", "burst", "a burst of requests", show=False),
         Binding("z", "stop_traffic", "stop or resume arrivals", show=False),
         Binding("t", "ask", "type a prompt and watch it", show=False),
+        Binding("r", "record", "start or end a recording", show=False),
+        Binding("R", "flight", "write the flight recorder's minutes", show=False),
     ]
 
     def get_driver_class(self) -> type[Driver]:
@@ -100,6 +114,7 @@ class TracerApp(App[int]):
         traffic: Traffic | None = None,
         mode: str = "live",
         look: Look | None = None,
+        tape: Tape | None = None,
     ) -> None:
         # Textual takes NO_COLOR out of the environment as it starts: read it before.
         self._no_color = bool(os.environ.get("NO_COLOR"))
@@ -108,8 +123,16 @@ class TracerApp(App[int]):
         self.lens = Lens(feed)
         self.engine_log = log
         self.traffic = traffic
+        self.tape = tape
+        self.outlets: Outlets | None = None
+        """Alerts that are watched, and what the machine says of itself."""
+        self.diagnosis: Watch = LiveWatch(feed)
+        """What is found wrong."""
+        self.evidence: Evidence | None = None
         self.mode = mode
         self.heading = title
+        self.slo = Slo()
+        """What latencies are to stay within, by the user."""
         self._note = ""
         self._note_age = 0
         self.trouble = ""
@@ -132,6 +155,20 @@ class TracerApp(App[int]):
         self._seen: object = None
         self._idle = 0
 
+    @cached_property
+    def beside(self) -> Beside:
+        """Expected values, from what is known without measuring anything."""
+        from tracer.analysis.beside import Beside
+
+        return Beside()
+
+    @cached_property
+    def desk(self) -> Desk:
+        """What the Budget and Journey screens reckon."""
+        from tracer.tui.desk import Desk
+
+        return Desk()
+
     # --- life
 
     def on_mount(self) -> None:
@@ -139,6 +176,9 @@ class TracerApp(App[int]):
         self.push_screen(self.live)
         self.set_interval(1 / FRAMES_PER_SECOND, self.tick, name="frames")
         self.run_worker(self._run_feed(), name="feed", exit_on_error=False)
+        self.run_worker(self.diagnosis.run(), name="diagnosis", exit_on_error=False)
+        if self.evidence is not None:
+            self.run_worker(self.evidence.run(), name="evidence", exit_on_error=False)
         self._watch_signals()
         self.call_later(self._settle_memory)
 
@@ -191,13 +231,17 @@ class TracerApp(App[int]):
     def tick(self) -> None:
         """Draw a frame if there can be something new and the terminal has taken the last one."""
         self._note_age += 1
+        fresh = self.diagnosis.news()
+        if fresh is not None:
+            self.note = f"{DIAGNOSIS_TAB} found: {place_of(fresh)}, {fresh.rule}"
         screen = self.screen
         if not isinstance(screen, FrameScreen) or not self._writable():
             return
         state = self.feed.state
         logged = len(self.engine_log.lines) if self.engine_log else 0
         news = None if self.lens.paused else (state.now, state.unknown)
-        seen = (news, self.feed.status, self.lens.paused, screen, logged, self.note, self.note_is_news)
+        seen = (news, self.feed.status, self.lens.paused, screen, logged, self.note, self.note_is_news,
+                self.diagnosis.version)  # fmt: skip
         if seen == self._seen and (self.lens.paused or not state.requests.live):
             self._idle += 1
             if self._idle % IDLE_EVERY:
@@ -224,8 +268,18 @@ class TracerApp(App[int]):
             return False
         return True
 
+    def new_footer(self, look: Look) -> Footer | None:
+        """What stands at the foot of a new screen, if anything."""
+        return None
+
     def status_of(self, snapshot: Snapshot) -> tuple[str, Style]:
         """The word at the right end of the first line, and its style."""
+        status, style = self._stream_status(snapshot)
+        if self.tape is not None and self.tape.active:
+            status = f"{self.look.glyphs.bullet}{RECORDING}  {status}"
+        return status, style
+
+    def _stream_status(self, snapshot: Snapshot) -> tuple[str, Style]:
         look = self.look
         if self.lens.paused:
             return f"{look.glyphs.pause} PAUSED", look.warn
@@ -239,7 +293,17 @@ class TracerApp(App[int]):
     def notices(self, snapshot: Snapshot) -> tuple[Notice, ...]:
         """What the banner has to say."""
         own = (Notice(self.trouble, True),) if self.trouble else ()
-        return own + notices_of(snapshot)
+        return own + (notices_of(snapshot) if self.outlets is None else alerted(self.outlets, notices_of(snapshot)))
+
+    def tell(self, news: News) -> None:
+        """An alert fired or was resolved: in the event log, and for a moment over the screen."""
+        if self.engine_log is not None:
+            self.engine_log.add(f"tracer: {self._time(news.t)} alert: {news.text}")
+        self.say(f"alert: {news.text}", grave=news.fired and news.severity == "critical")
+
+    def _time(self, t: int) -> str:
+        """Trace time of an instant."""
+        return figures.instant(t - self.feed.state.began)
 
     @property
     def at_rest(self) -> bool:
@@ -251,6 +315,10 @@ class TracerApp(App[int]):
     def say(self, text: str, *, grave: bool = False) -> None:
         """A passing message. Never markup: the text may come from anywhere."""
         self.notify(label(text), severity="error" if grave else "information", markup=False)
+
+    async def seek_to(self, t: int) -> bool:
+        """Show the instant `t` (ns), where what is shown is not the present; whether it is."""
+        return False
 
     def open_request(self, view: RequestView) -> None:
         """Show one request closely."""
@@ -336,6 +404,8 @@ class TracerApp(App[int]):
             return bool(parameters) and parameters[0] in (REQUEST_TAB, *(tab.number for tab in self.TABS))
         if action in ("faster", "slower", "burst", "stop_traffic", "ask"):
             return self.traffic is not None
+        if action in ("record", "flight"):
+            return self.tape is not None and (action == "record" or self.tape.flying)
         return super().check_action(action, parameters)
 
     def _say_rate(self) -> None:
@@ -394,6 +464,23 @@ class TracerApp(App[int]):
             await asyncio.sleep(0.05)
         self.say("the prompt was sent, but its request has not been seen yet")
 
+    # --- recording
+
+    def action_record(self) -> None:
+        """Start or end a recording of what is shown."""
+        if self.tape is not None:
+            self.run_worker(self._record(self.tape), name="record", group="record", exit_on_error=False)
+
+    async def _record(self, tape: Tape) -> None:
+        self.note = await tape.toggle()
+        self._redraw()
+
+    def action_flight(self) -> None:
+        """Write the flight recorder's minutes."""
+        if self.tape is not None:
+            self.note = self.tape.write_flight()
+            self._redraw()
+
     # --- command palette
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
@@ -417,6 +504,10 @@ class TracerApp(App[int]):
             yield SystemCommand("Panels", "Show or hide the panels", screen.action_panels)
             if self.engine_log is not None:
                 yield SystemCommand("Engine log", "Show or hide what the engine writes", screen.action_log)
+        if self.tape is not None:
+            yield SystemCommand("Record", "Start or end a recording of what is shown", self.action_record)
+            if self.tape.flying:
+                yield SystemCommand("Flight recording", "Write the last minutes to a file", self.action_flight)
         if self.traffic is not None:
             yield SystemCommand("Burst", "Send a handful of requests at once", self.action_burst)
             yield SystemCommand("Arrivals", "Stop or resume the demonstration's traffic", self.action_stop_traffic)

@@ -51,12 +51,14 @@ class Bars:
         cut: bool = False,
         shade: int = 0,
         keep_short: bool = False,
+        expected: int | None = None,
     ) -> list[Segment]:
         """The bar as segments, exactly `width` cells.
 
         `back`: background of the row. `marks`: (column, glyph) laid over it, for preemptions. `head`: column of the
         running end, drawn as a glyph where a bar is made of whole cells. `cut`: the bar began before the page.
-        `shade`: which of the look's `bar_colours`. `keep_short`: give the shortest stretch an eighth too.
+        `shade`: which of the look's `bar_colours`. `keep_short`: give the shortest stretch an eighth too. `expected`:
+        unit at which a tick says where the bar should have ended; a tick off the end is drawn as an arrow there.
         """
         units = self.units
         if not units:
@@ -83,7 +85,9 @@ class Bars:
             overlays.append((head, look.glyphs.head))
         if cut and any(canvas[:unit]):
             overlays.append((0, look.glyphs.cut))
-        return self._overlay(segments, overlays, background) if overlays else segments
+        if overlays:
+            segments = self._overlay(segments, overlays, background)
+        return segments if expected is None or expected < 0 else self._ticked(segments, expected, background)
 
     def _whole(self, canvas: bytearray, back: str) -> list[Segment]:
         """Whole cells: one glyph for each stage group, a light one for waiting."""
@@ -150,6 +154,30 @@ class Bars:
         if code & WAIT:
             return self.look.wait_colours[code & 15]
         return self.look.bar_colours[self.shade][code]
+
+    def _ticked(self, segments: list[Segment], expected: int, back: str) -> list[Segment]:
+        """Put the tick in: a notch where there is bar, a mark where there is none."""
+        look = self.look
+        column = expected // self.unit
+        glyph = look.glyphs.expected if column < self.width else look.glyphs.beyond
+        column = min(column, self.width - 1)
+        place = column
+        for index, (text, style, _) in enumerate(segments):
+            if place >= len(text):
+                place -= len(text)
+                continue
+            under = style.color if style is not None and text[place] == "█" and look.fine else None
+            if under is not None:
+                tick = look.style(back, under.name, "bold")
+            else:
+                tick = look.style(look.palette.text, back, "bold" if look.palette.depth else "bold reverse")
+            pieces = [Segment(glyph, tick)]
+            if place:
+                pieces.insert(0, Segment(text[:place], style))
+            if place + 1 < len(text):
+                pieces.append(Segment(text[place + 1 :], style))
+            return [*segments[:index], *pieces, *segments[index + 1 :]]
+        return segments
 
     def _overlay(self, segments: list[Segment], overlays: list[tuple[int, str]], back: str) -> list[Segment]:
         """Put single glyphs over a bar."""

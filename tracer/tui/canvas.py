@@ -105,13 +105,23 @@ plain: Final = re.compile(
 """Matches text of glyphs that every terminal draws one cell wide."""
 
 
-class PlainStrip(Strip):
+class RowStrip(Strip):
+    """A strip that does not remember itself as its only part: each one that is replaced would be a cycle, and the garbage
+    collector, which else has nothing to do here, would stop a frame for 50 ms every few seconds to find them."""
+
+    def divide(self, cuts: Iterable[int]) -> Sequence[Strip]:
+        """As the stock one."""
+        within = [cut for cut in cuts if cut <= self.cell_length]
+        return [self] if within == [self.cell_length] else super().divide(within)
+
+
+class PlainStrip(RowStrip):
     """A strip of which every character is one cell wide, so that columns are found by slicing."""
 
 
 def strip_of(row: Row, width: int) -> Strip:
     """The row as a strip, a plain one where it is."""
-    kind = PlainStrip if all(plain(segment.text) for segment in row) else Strip
+    kind = PlainStrip if all(plain(segment.text) for segment in row) else RowStrip
     return kind(row, width)
 
 

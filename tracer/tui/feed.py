@@ -40,6 +40,9 @@ class EngineLog(Protocol):
     lines: Sequence[str]
     path: str
 
+    def add(self, line: str) -> None:
+        """Append a line of our own."""
+
 
 class Traffic(Protocol):
     """The load of a demonstration. `rate`: requests per second."""
@@ -60,6 +63,35 @@ class Traffic(Protocol):
 
     async def ask(self, prompt: str) -> str:
         """Send one prompt; the id under which its request will appear."""
+
+
+class Tape(Protocol):
+    """What can record what is shown. Each action gives what came of it, in one sentence."""
+
+    @property
+    def active(self) -> bool:
+        """Whether a file is being written."""
+
+    @property
+    def flying(self) -> bool:
+        """Whether a flight recorder runs beside."""
+
+    async def toggle(self) -> str:
+        """Start a recording, or end it."""
+
+    def write_flight(self) -> str:
+        """Have the flight recorder write what it holds."""
+
+
+class Evidence(Protocol):
+    """What can write down why something was found."""
+
+    async def run(self) -> None:
+        """Keep what may be asked for. The app runs it as a worker and cancels it on exit."""
+
+    async def write(self, rule: str, start: int, end: int | None) -> str:
+        """Write a small recording around a finding of `rule` that began at `start` and ended at `end` (ns; None: it goes
+        on); what came of it, in one sentence."""
 
 
 LAG = 150 * NS_PER_MS

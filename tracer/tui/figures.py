@@ -107,9 +107,16 @@ def instant(ns: int) -> str:
 
 
 def span(seconds: float) -> str:
-    """A stretch of time in words fit for a strip: ``10 s``, ``1 min``, ``2 h``."""
+    """A stretch of time in words fit for a strip: ``10 s``, ``1 min``, ``2 h``; ``all`` for one without end."""
+    if seconds == float("inf"):
+        return "all"
     if seconds >= 3600 and seconds % 3600 == 0:
         return f"{seconds / 3600:.0f} h"
     if seconds >= 60 and seconds % 60 == 0:
         return f"{seconds / 60:.0f} min"
     return f"{seconds:g} s"
+
+
+def fitting(cells: int, *texts: str) -> str:
+    """The first of `texts`, longest first, that fits into so many cells; the last one when none does."""
+    return next((text for text in texts if len(text) <= cells), texts[-1])

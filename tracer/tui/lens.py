@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tracer.state.numbers import Ask, Numbers
 from tracer.state.view import Phase, RequestDetail, RequestView, Snapshot
 from tracer.tui.feed import Feed
-from tracer.tui.listing import Key, Query
+from tracer.tui.listing import Query
 
 ALL = 1_000_000
 """More requests than a state keeps."""
-WAITS = (Phase.WAITING, Phase.PREEMPTED)
 
 
 class Lens:
@@ -26,6 +26,7 @@ class Lens:
         self.window_s = window_s
         self._frozen: Snapshot | None = None
         self._details: dict[str, RequestDetail | None] = {}
+        self._numbers: dict[tuple[Ask, float], Numbers | None] = {}
 
     @property
     def paused(self) -> bool:
@@ -36,6 +37,7 @@ class Lens:
         """Freeze what is shown."""
         if self._frozen is None:
             self._details.clear()
+            self._numbers.clear()
             self._frozen = self._take(Query(limit=ALL))
 
     def resume(self) -> None:
@@ -52,14 +54,17 @@ class Lens:
             self._frozen, requests=chosen[query.offset : query.offset + query.limit], total=len(chosen)
         )
 
-    def waiting(self, limit: int) -> Sequence[RequestView]:
-        """Requests that wait for a place in a batch, the longest wait first."""
-        found: dict[Key, RequestView] = {}
-        for phase in WAITS:
-            # The phase is a word that the filter finds: only those few are built, not every live request.
-            query = Query(reverse=False, text=str(phase), live_only=True, limit=limit)
-            found.update((view.key, view) for view in self.snapshot(query).requests if view.phase is phase)
-        return sorted(found.values(), key=lambda view: view.received)[:limit]
+    def numbers(self, ask: Ask) -> Snapshot:
+        """Every figure that is asked for, with the rest of a snapshot but no request; of a paused one what was known when
+        it was first asked for."""
+        frozen = self._frozen
+        if frozen is None:
+            return self.feed.state.snapshot(now=self.feed.now(), window_s=self.window_s, limit=0, numbers=ask)
+        key = (ask, self.window_s)
+        if key not in self._numbers:
+            at = self.feed.state.snapshot(now=frozen.now, window_s=self.window_s, limit=0, numbers=ask)
+            self._numbers[key] = at.numbers
+        return replace(frozen, requests=(), numbers=self._numbers[key])
 
     def detail(self, request_id: str) -> RequestDetail | None:
         """All about one request; of a paused one what was known when it was first asked for."""
@@ -99,5 +104,6 @@ def _value(view: RequestView, sort: str) -> float | None:
     values: dict[str, float | None] = {
         "e2e": view.e2e_ms, "ttft": view.ttft_ms, "itl": view.tpot_ms, "queue": view.queue_ms,
         "prompt": view.prompt_tokens, "output": view.output_tokens, "phase": list(Phase).index(view.phase),
+        "blocks": max(0, view.blocks or 0) if view.closed is None else None, "step": view.step_tokens,
     }  # fmt: skip
     return values.get(sort)

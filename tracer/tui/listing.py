@@ -52,6 +52,8 @@ class Listing:
         self.cursor = 0
         """Row of the selection as last seen."""
         self.rows: Sequence[RequestView] = ()
+        self._known: tuple[Key, str] | None = None
+        """Key and id of the selection as last seen."""
         self._wanted: int | None = None
         """Row to select once the state has answered a scroll."""
         self._settled = False
@@ -117,6 +119,8 @@ class Listing:
         self._wanted = None
         if self.selected is not None:
             self.cursor = next((i for i, view in enumerate(rows) if view.key == self.selected), self.cursor)
+            found = next((view for view in rows if view.key == self.selected), None)
+            self._known = (found.key, found.id) if found is not None else self._known
         return False
 
     def _page_start(self, count: int) -> int:
@@ -140,6 +144,11 @@ class Listing:
         if self.selected is None:
             return (self.rows[-1] if self.newest_last else self.rows[0]) if self.rows else None
         return next((view for view in self.rows if view.key == self.selected), None)
+
+    @property
+    def chosen_id(self) -> str | None:
+        """Id of the selected request, also when it has gone out of sight; None without a selection."""
+        return self._known[1] if self._known is not None and self._known[0] == self.selected else None
 
     def move(self, rows: int) -> None:
         """Move the selection by rows (+ is down), scrolling where it leaves the list."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
 from rich.style import Style
 
 from tracer.stages import STAGES, Stage
 from tracer.state.view import Phase, RequestView
 from tracer.text import cell_width, clean, fit
 from tracer.tui.theme import Look
+
+if TYPE_CHECKING:
+    from tracer.analysis.diagnosis import Finding
 
 
 def short_id(text: str, cells: int, ellipsis: str = "…") -> str:
@@ -46,3 +51,16 @@ def phase_text(view: RequestView, look: Look) -> tuple[str, Style]:
         return "teardown", look.dim
     running = next((row.stage for row in view.stages if row.status == "running"), None)
     return (STAGES[running - 1].label if running else str(view.phase)), look.accent
+
+
+def place_of(finding: Finding) -> str:
+    """Where a finding is, in a word or two: its stage, or what else it concerns."""
+    if finding.stage is None:
+        return _ELSEWHERE.get(finding.rule, "no stage")
+    return f"{int(finding.stage)} {STAGES[finding.stage - 1].label}"
+
+
+_ELSEWHERE: Final = {
+    "host-stall": "host", "cpu-oversubscription": "machine", "everything-slower": "machine", "idle-clocks": "device",
+    "engine-dead": "engine", "outside": "outside",
+}  # fmt: skip

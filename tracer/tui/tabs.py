@@ -24,7 +24,15 @@ class Tab:
         return cast("type[FrameScreen]", getattr(import_module(module), name))
 
 
+DIAGNOSIS_TAB: Final = 4
+"""The number of the screen that says what is wrong."""
+
 TABS: Final = (
     Tab(1, "Live", "tracer.tui.screens.live:LiveScreen"),
+    Tab(3, "Numbers", "tracer.tui.screens.numbers:NumbersScreen"),
+    Tab(DIAGNOSIS_TAB, "Diagnosis", "tracer.tui.screens.diagnosis:DiagnosisScreen"),
+    Tab(5, "Budget", "tracer.tui.screens.budget:BudgetScreen"),
+    Tab(6, "Compare", "tracer.tui.screens.compare:CompareScreen"),
+    Tab(7, "Journey", "tracer.tui.screens.journey:JourneyScreen"),
 )
 """In the order of their numbers. 2 is the request that the list has chosen: see `TracerApp.action_tab`."""

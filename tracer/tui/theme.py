@@ -23,16 +23,9 @@ from rich.style import Style
 from textual.theme import BUILTIN_THEMES
 from textual.theme import Theme as TextualTheme
 
+from tracer.stage_colours import STAGE_COLOURS_DARK, STAGE_COLOURS_LIGHT
 from tracer.stages import Group, Stage, info
 
-STAGE_COLOURS_DARK: Final = (
-    "#76dbf6", "#367d99", "#b5d7c1", "#b395be", "#7447f1", "#f9d198", "#dd7408", "#faf54f", "#c2362c", "#edf0f5",
-    "#2f99fa", "#888787",
-)  # fmt: skip
-STAGE_COLOURS_LIGHT: Final = (
-    "#0ab2e4", "#1b4d75", "#2a9370", "#9f74a6", "#4c1bd7", "#bba47a", "#c76706", "#daa108", "#9c232d", "#373e4f",
-    "#3266f2", "#a2a7a9",
-)  # fmt: skip
 STAGE_COLOURS_16: Final = (
     "bright_cyan", "cyan", "bright_green", "magenta", "bright_magenta", "bright_yellow", "yellow", "bright_white",
     "red", "white", "blue", "bright_black",
@@ -79,6 +72,12 @@ class Glyphs:
     half: str
     track: str
     newline: str
+    expected: str
+    beyond: str
+    hit_block: str
+    older_block: str
+    oldest_block: str
+    ridge: str
 
 
 UNICODE: Final = Glyphs(
@@ -87,7 +86,8 @@ UNICODE: Final = Glyphs(
     wait="░", head="▶", preempted="×", cut="◂", grid="┊", select="▌", horizontal="─", vertical="│", tee_down="┬",
     tee_right="├", tee_up="┴", dot="·", ring="○", arrow="→", ellipsis="…", up="▲", down="▼", live_block="■",
     cached_block="□", free_block="·", times="×", warning="▲", pause="‖", bullet="●", tick="╵", line="━", half="╸",
-    track="─", newline="↵",
+    track="─", newline="↵", expected="┃", beyond="›",
+    hit_block="▣", older_block="▫", oldest_block="◦", ridge="│",
 )  # fmt: skip
 ASCII: Final = Glyphs(
     eighths="    #####", rises=" __..--##",
@@ -95,7 +95,8 @@ ASCII: Final = Glyphs(
     wait=".", head=">", preempted="x", cut="<", grid=":", select=">", horizontal="-", vertical="|", tee_down="+",
     tee_right="+", tee_up="+", dot="-", ring="o", arrow=">", ellipsis="~", up="^", down="v", live_block="#",
     cached_block="+", free_block=".", times="x", warning="!", pause="=", bullet="*", tick="'", line="=", half="=",
-    track="-", newline="",
+    track="-", newline="", expected="I", beyond=">",
+    hit_block="@", older_block="-", oldest_block=",", ridge="|",
 )  # fmt: skip
 
 
@@ -274,7 +275,7 @@ def textual_theme(palette: Palette) -> TextualTheme:
 def encodable(encoding: str | None) -> bool:
     """Whether an output of this encoding can show the Unicode glyphs."""
     try:
-        "█▏▁░▶×─│┊→…●■□↵".encode(encoding or "ascii")
+        "█▏▁░▶×─│┊→…●■□▣▫◦↵".encode(encoding or "ascii")
     except (LookupError, UnicodeEncodeError):
         return False
     return True

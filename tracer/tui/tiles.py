@@ -19,7 +19,7 @@ from textual.widget import Widget
 class Tiled(Protocol):
     """A screen that arranges itself."""
 
-    def tiles(self, size: Size) -> Mapping[Widget, Region]:
+    def arranged(self, size: Size) -> Mapping[Widget, Region]:
         """The region of every widget that is shown; those left out are not."""
 
 
@@ -30,7 +30,7 @@ class Tiles(Layout):
 
     def arrange(self, parent: Widget, children: list[Widget], size: Size, greedy: bool = True) -> ArrangeResult:
         """Regions as the parent wants them."""
-        regions = cast(Tiled, parent).tiles(size)
+        regions = cast(Tiled, parent).arranged(size)
         placements: list[WidgetPlacement] = []
         others: list[Widget] = []
         for child in children:

@@ -18,7 +18,9 @@ from tracer.analysis.compare.samples import Floats, Ints, Samples
 FACTORS: Final = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)
 """How far apart the lengths in one cell may be, the finest first; 1 is *equal*."""
 ENOUGH: Final = 0.7
-"""The finest cells that match this share of the requests of a trace are taken."""
+"""The finest cells that match this share of the requests of a trace are taken,"""
+FEWEST: Final = 8
+"""if they match this many of each."""
 MATCHES: Final = ("length", "work", "none")
 """``length``: prompt and output; ``work``: the tokens of the prompt that were computed as well; ``none``: as it is."""
 
@@ -26,7 +28,7 @@ MATCHES: Final = ("length", "work", "none")
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
     """Requests of each trace that are compared with each other. `members[k]`: their places in the samples of trace k,
-    sorted by cell; `bounds[k]`: where each of the `cells` cells begins among them."""
+    sorted by cell; `bounds[k]`: where each of the `cells` cells begins among them. No cells: all weigh the same."""
 
     members: tuple[Ints, ...]
     bounds: tuple[Ints, ...]
@@ -46,7 +48,7 @@ class Group:
         return np.repeat(np.arange(self.cells), np.diff(np.append(self.bounds[trace], len(self.members[trace]))))
 
     def weights(self, drawn: Sequence[Floats]) -> list[Floats]:
-        """Weights of the members of each trace, when request i of trace k was drawn ``drawn[k][r, i]`` times in round r.
+        """Weights of the members of each trace; ``drawn[k][r, i]``: how often round r drew request i of trace k.
 
         A cell weighs as much as the harmonic mean of its requests in the traces, the same in all of them; one that a
         trace has none of in this round weighs nothing. Shapes: rounds × members.
@@ -68,13 +70,14 @@ def group(samples: Sequence[Samples], match: str, *, late: bool) -> Group:
     eligible = [_eligible(one, match, late) for one in samples]
     sizes = tuple(len(members) for members in eligible)
     if match == "none":
-        return Group(tuple(eligible), tuple(np.zeros(1, np.int64) for _ in samples), 1, 0.0, sizes)
+        return Group(tuple(eligible), tuple(np.zeros(0, np.int64) for _ in samples), 0, 0.0, sizes)
     best: Group | None = None
     for factor in FACTORS:
         found = _sorted(samples, eligible, match, late, factor, sizes)
         if not best or min(found.counts) > min(best.counts):
             best = found
-        if any(size and count >= ENOUGH * size for count, size in zip(found.counts, sizes, strict=True)):
+        alike = any(size and count >= ENOUGH * size for count, size in zip(found.counts, sizes, strict=True))
+        if alike and min(found.counts) >= FEWEST:
             return found
     return best if best is not None else _sorted(samples, eligible, match, late, FACTORS[-1], sizes)
 
@@ -92,6 +95,9 @@ def _sorted(
     samples: Sequence[Samples], eligible: Sequence[Ints], match: str, late: bool, factor: float, sizes: tuple[int, ...]
 ) -> Group:
     keys = [_keys(one, members, match, late, factor) for one, members in zip(samples, eligible, strict=True)]
+    if not sum(map(len, eligible)):
+        nothing = np.zeros(0, np.int64)
+        return Group(tuple(eligible), tuple(nothing for _ in samples), 0, factor, sizes)
     _, inverse = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
     numbers = np.split(inverse, np.cumsum([len(key) for key in keys])[:-1])

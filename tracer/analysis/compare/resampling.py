@@ -25,8 +25,11 @@ ROUNDS: Final = 1000
 FEWEST_ROUNDS: Final = 300
 CELLS: Final = 6_000_000
 """Rounds × requests are kept below it: memory and time."""
-BLOCKS: Final = 10
-"""At least so many stretches make up a trace; with fewer, nothing could be said of how much they differ."""
+BLOCKS: Final = (6, 40)
+"""A trace is cut into about so many stretches, more with more requests (their square root). Few and long ones see what
+drifts slowly; below the least nothing could be said of how much they differ."""
+LARGEST: Final = 3.3
+"""Quantile of the normal distribution up to which the band is widened by Student's t."""
 DEFINED: Final = 0.7
 """Share of rounds in which a figure must exist."""
 
@@ -37,9 +40,34 @@ def rounds_for(requests: int, wanted: int = ROUNDS) -> int:
 
 
 def block_length(requests: int, company: float) -> int:
-    """Requests in a stretch: as many as were open together (`company`), and no fewer than the cube root of all."""
-    longest = max(1, requests // BLOCKS)
-    return int(min(longest, max(1, round(company), round(requests ** (1 / 3)))))
+    """Requests in a stretch: as many as were open together (`company`), or as `BLOCKS` says if that is more."""
+    fewest, most = BLOCKS
+    stretches = min(most, max(fewest, math.isqrt(requests)))
+    return max(1, min(requests // fewest, max(round(company), round(requests / stretches))))
+
+
+def memory(values: Sequence[Floats]) -> float:
+    """How alike neighbouring requests are, 0 (not at all) to 0.9: the correlation of each row's ranks with those of the
+    request before, in the middle of all rows, corrected for its bias in short series (Kendall)."""
+    found = []
+    for line in values:
+        known = line[~np.isnan(line)]
+        if len(known) < 4:
+            continue
+        ranks = np.argsort(np.argsort(known, kind="stable"), kind="stable").astype(np.float64)
+        ranks -= ranks.mean()
+        power = float(ranks @ ranks)
+        alike = float(ranks[1:] @ ranks[:-1]) / power
+        found.append(alike + (1 + 4 * alike) / len(known))
+    return float(min(0.9, max(0.0, np.median(found)))) if found else 0.0
+
+
+def hidden(alike: float, length: int) -> float:
+    """Factor on the spread for what stretches of `length` requests do not see when neighbours are alike by `alike`: the
+    variance of a mean of an autoregressive series over that of independent stretches of it."""
+    lags = np.arange(1, length)
+    seen = 1 + 2 * float(((1 - lags / length) * alike**lags).sum())
+    return math.sqrt((1 + alike) / (1 - alike) / seen)
 
 
 def draws(random: np.random.Generator, requests: int, length: int, rounds: int) -> Floats:
@@ -98,12 +126,14 @@ def weighted_quantiles(values: Floats, weights: Floats, shares: Sequence[float])
     return found
 
 
-def bands(observed: Floats, replicates: Floats, blocks: Sequence[int], level: float = LEVEL) -> Floats:
+def bands(
+    observed: Floats, replicates: Floats, blocks: Sequence[int], unseen: float = 1.0, level: float = LEVEL
+) -> Floats:
     """Half width of the band of each difference, so that with probability `level` none of them misses what is true.
 
-    `observed`: figures; `replicates`: rounds × figures; `blocks`: stretches of each trace. NaN for a figure that too
-    few rounds have. The spread is that of the rounds, widened for the few stretches that it was taken from (Student's
-    t).
+    `observed`: figures; `replicates`: rounds × figures; `blocks`: stretches of each trace; `unseen`: see
+    `hidden`. NaN for a figure that too few rounds have. The spread is that of the rounds, widened for the few stretches
+    that it was taken from (Student's t).
     """
     defined = np.isfinite(replicates).mean(axis=0) >= DEFINED
     usable = defined & np.isfinite(observed)
@@ -117,7 +147,10 @@ def bands(observed: Floats, replicates: Floats, blocks: Sequence[int], level: fl
     largest = np.nanmax(np.where(spread > 0, deviations, 0.0), axis=1)
     reach = float(np.quantile(largest, level))
     few = math.sqrt(max(count / max(1, count - 1) for count in blocks))
-    half[usable] = spread * few * student(reach, max(4, sum(blocks) - len(blocks)))
+    # Beyond that the rounds' own tails say it: the expansion is for moderate quantiles.
+    usual = min(reach, LARGEST)
+    wider = student(usual, max(4, sum(blocks) - len(blocks))) / usual if usual > 0 else 1.0
+    half[usable] = spread * unseen * few * wider * reach
     return half
 
 

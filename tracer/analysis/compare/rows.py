@@ -30,8 +30,8 @@ TIMERS: Final = (
     Row("ttft", "TTFT", meaning="received → first token handed out"),
     Row("queue", "queue", meaning="handed to the engine → first scheduled, as stage 4"),
     Row("prefill_time", "prefill time", meaning="first scheduled → first token known"),
-    Row("tpot", "TPOT", late=True, meaning="(last token − first token) / (tokens − 1), a figure a request"),
-    Row("itl", "ITL", late=True, meaning="gap before each token but the first, a figure a token"),
+    Row("tpot", "TPOT", meaning="(last token − first token) / (tokens − 1), a figure a request"),
+    Row("itl", "ITL", meaning="gap before each token but the first, a figure a token"),
 )
 STAGE_ROWS: Final = tuple(
     Row(info.stage.id, info.label, info.stage, info.stage >= Stage.DECODE) for info in STAGES

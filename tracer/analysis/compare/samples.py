@@ -1,7 +1,8 @@
 """The requests of one trace as arrays: what a comparison computes with.
 
 A request takes part when its first token is out, nothing of it was lost and it did not fail. One that has not ended, or
-was cancelled, takes part up to its first token: what came before is whole. Times in ms, NaN where not known.
+was cancelled, takes part with what is known of it: the stages up to its first token, and the gaps between its tokens.
+Times in ms, NaN where not known.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tracer.state import decode, latency
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Phase, RequestView, Status
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 
 PARTS: Final = len(Stage) + 1
@@ -147,7 +148,7 @@ def _record(view: RequestView, gaps: Gaps) -> _Record:
     streaming = -1 if view.streaming is None else int(view.streaming)
     figures = {
         "e2e": view.e2e_ms if whole else None, "ttft": view.ttft_ms, "queue": view.queue_ms,
-        "prefill_time": view.prefill_ms, "tpot": view.tpot_ms if whole else None,
+        "prefill_time": view.prefill_ms, "tpot": view.tpot_ms,
         "unattributed": view.unattributed_ms if whole else None,
     }  # fmt: skip
     values = [math.nan if (value := figures[name]) is None else value for name in _FIGURES]
@@ -166,7 +167,7 @@ def _record(view: RequestView, gaps: Gaps) -> _Record:
         tuple(values),
         _tiled(view, over) if whole else np.full(PARTS, np.nan),
         _tiled(view, end),
-        gaps if whole else NO_GAPS,
+        gaps,
         tuple(notes),
     )
 
@@ -201,7 +202,11 @@ def _table(records: Sequence[_Record], left_out: dict[str, int]) -> Samples:
     shape = (len(records), PARTS)
     return Samples(
         tuple([record.id for record in records]),
-        *(numbers[:, place] for place in range(5)),
+        numbers[:, 0],
+        numbers[:, 1],
+        numbers[:, 2],
+        numbers[:, 3],
+        numbers[:, 4],
         np.array([record.whole for record in records], np.bool_),
         {row.key: columns[row.key] for row in ROWS if row.key in columns},
         np.array([record.parts for record in records], np.float64).reshape(shape),

@@ -7,11 +7,17 @@
 `LiveDiagnosis` follows a state that goes on. ``docs/diagnosis.md`` lists the rules and describes the JSON document.
 """
 
-from tracer.analysis.diagnosis.case import Budget, ClientTimes
-from tracer.analysis.diagnosis.engine import diagnose
-from tracer.analysis.diagnosis.finding import CannotTell, Diagnosis, Exhibit, Finding
-from tracer.analysis.diagnosis.live import LiveDiagnosis
-from tracer.analysis.diagnosis.series import ObservedState, Series
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from tracer.analysis.diagnosis.case import Budget, ClientTimes
+    from tracer.analysis.diagnosis.engine import diagnose
+    from tracer.analysis.diagnosis.finding import CannotTell, Diagnosis, Exhibit, Finding
+    from tracer.analysis.diagnosis.live import LiveDiagnosis
+    from tracer.analysis.diagnosis.series import ObservedState, Series
 
 __all__ = [
     "Budget",
@@ -25,3 +31,15 @@ __all__ = [
     "Series",
     "diagnose",
 ]
+
+_PLACES: Final = {
+    "Budget": "case", "ClientTimes": "case", "diagnose": "engine", "CannotTell": "finding", "Diagnosis": "finding",
+    "Exhibit": "finding", "Finding": "finding", "LiveDiagnosis": "live", "ObservedState": "series", "Series": "series",
+}  # fmt: skip
+"""Where each name lives: a viewer needs the state before its first paint, and the rules a second later."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)

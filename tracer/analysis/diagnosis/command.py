@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from tracer.analysis.diagnosis.case import Budget
 from tracer.analysis.diagnosis.clients import read_clients
@@ -15,6 +16,9 @@ from tracer.analysis.diagnosis.rules import NAMES
 from tracer.analysis.errors import AnalysisError
 from tracer.stages import parse
 from tracer.state.trace_state import TraceState
+
+WATCH_S: Final = 30.0
+"""Seconds for which a live target is watched before it is diagnosed."""
 
 LoadState = Callable[[str], TraceState]
 """A file's or a live target's state, an `ObservedState` where possible. Raises what the command line reports."""
@@ -27,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="as JSON on stdout")
     add("--baseline", metavar="FILE", help="a trace of when all was well: what is slower than there is found too")
     add("--clients", type=Path, metavar="FILE", help="what the clients measured, a JSON line each (demo --stopwatch)")
+    add("--seconds", type=_seconds, default=WATCH_S, metavar="N",
+        help=f"how long a live target is watched first (default {WATCH_S:g})")
     add("--fail-on", action="append", default=[], type=_matcher, metavar="RULE|STAGE",
         help="exit with 1 when such a finding is made (a rule, a stage's id or number, or any); may be repeated")
 
@@ -49,6 +55,16 @@ def run(options: argparse.Namespace, load_state: LoadState, budget: Budget | Non
         return Answer(diagnosis, diagnosis.exit_code(options.fail_on))
     except ValueError as error:  # `_matcher` lets none through; a caller's own options might
         raise AnalysisError(str(error)) from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no number of seconds above 0")
+    return value
 
 
 def _matcher(text: str) -> str:

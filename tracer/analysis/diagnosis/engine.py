@@ -19,7 +19,7 @@ from tracer.clock import NS_PER_S
 from tracer.state.trace_state import TraceState
 
 _QUEUES: Final = frozenset({"over-capacity", "batch-limit", "kv-blocks", "queue-hop"})
-_EXACT: Final = frozenset({
+EXACT: Final = frozenset({
     "never-admitted", "admission-blocked", "engine-dead", "doubled-bos", "missing-bos", "no-generation-prompt",
     "template-mismatch",
 })  # fmt: skip
@@ -116,7 +116,7 @@ def judge(case: Case) -> Diagnosis:
 
 def _matters(finding: Finding, evidence: Evidence) -> bool:
     """Whether so much time was lost that it is worth a finding: in all, and of the time of those who were there."""
-    if finding.rule in _EXACT:
+    if finding.rule in EXACT:
         return True
     if finding.lost_ms < limit.LOST_MS:
         return False

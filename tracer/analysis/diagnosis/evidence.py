@@ -6,10 +6,14 @@ One of a window (`since`) holds the requests that were alive in it and the steps
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Generator
+from typing import Final, cast
+
 import numpy as np
 
 from tracer.analysis.diagnosis.records import Asked, EngineFacts, Evidence, Ran, Waited, shown
-from tracer.analysis.diagnosis.series import Beat, Send, Series
+from tracer.analysis.diagnosis.series import Beat, Series
 from tracer.analysis.diagnosis.steps import StepTable
 from tracer.state import decode, latency
 from tracer.state.requests import Pass, Request
@@ -17,32 +21,57 @@ from tracer.state.source import Source
 from tracer.state.trace_state import TraceState
 
 
+SLICE: Final = 24
+"""Requests that are read at a time by `gather`: a millisecond."""
+
+
 def collect(state: TraceState, *, since: int | None = None, now: int | None = None) -> Evidence:
     """The evidence in `state` up to `now` (default: its latest event), from `since` on (default: all that is kept)."""
+    reading = gather(state, since=since, now=now)
+    while True:
+        try:
+            next(reading)
+        except StopIteration as done:
+            return cast(Evidence, done.value)
+
+
+def gather(
+    state: TraceState, *, since: int | None = None, now: int | None = None
+) -> Generator[None, None, Evidence]:
+    """As `collect`, a little at a time: events may be taken in between. A request is read as it is when its turn comes,
+    the steps as they were in the beginning; what a request ran in later ones is left out."""
     at = state.now if now is None else max(now, state.began)
     begin = state.began if since is None else max(since, state.began)
     series: Series | None = getattr(state, "series", None)
+    sources = dict(state.sources)
     bases: dict[str, int] = {}
     tables: dict[str, StepTable] = {}
-    for name, source in state.sources.items():
+    alive = _alive_since(state, since)
+    for name, source in sources.items():
         tables[name] = table = _steps(source, begin)
         bases[name] = table.first
+    yield
     asked: list[Asked] = []
-    for request in _alive_since(state, since):
+    for request in alive:
         asked.append(_asked(len(asked), request, series, bases, tables, at))
-    by_engine: dict[str, list[Asked]] = {name: [] for name in state.sources}
+        if len(asked) % SLICE == 0:
+            yield
+    by_engine: dict[str, list[Asked]] = {name: [] for name in sources}
     for record in asked:
         by_engine.setdefault(record.engine, []).append(record)
     for name, table in tables.items():
-        _fill(table, by_engine.get(name, []))
-    facts = [_facts(source, tables[name], by_engine[name], series, begin) for name, source in state.sources.items()]
+        mine = by_engine.get(name, [])
+        for place in range(0, len(mine), 4 * SLICE):
+            _fill(table, mine[place : place + 4 * SLICE])
+            yield
+    facts = [_facts(source, tables[name], by_engine[name], series, begin) for name, source in sources.items()]
     return Evidence(
         began=begin,
         now=at,
         requests=tuple(asked),
         engines=tuple(fact for fact in facts if len(fact.steps) or fact.requests),
         fronts=tuple(fact for fact in facts if not len(fact.steps) and not fact.requests),
-        lost_events=sum(source.missing for source in state.sources.values()),
+        lost_events=sum(source.missing for source in sources.values()),
         with_series=series is not None,
     )
 
@@ -132,7 +161,7 @@ def _asked(
         sent_chunks=request.sent_chunks,
         sent_tokens=request.sent_tokens,
         sent_work=request.sent_work,
-        sends=_sends(request, series),
+        progress=_progress(request, series),
         prompt_ids=request.prompt_ids,
         prompt_text=request.prompt_text,
         tokens=np.array(times, np.int64),
@@ -140,10 +169,10 @@ def _asked(
     )
 
 
-def _sends(request: Request, series: Series | None) -> tuple[Send, ...]:
+def _progress(request: Request, series: Series | None) -> array[int] | None:
     if series is None:
-        return ()
-    return next((told for key in request.keys if (told := series.sends(key))), ())
+        return None
+    return next((told for key in request.keys if (told := series.progress(key)) is not None), None)
 
 
 def _passes(passes: list[Pass], base: int, table: StepTable | None) -> tuple[Ran, ...]:
@@ -218,4 +247,6 @@ def _facts(
         evictions=np.array(evictions, np.int64),
         evicted=source.evicted,
         preempted=source.preempted,
+        pid=header.pid if header else 0,
+        parent=header.parent if header else 0,
     )

@@ -6,9 +6,9 @@ and how many milliseconds it cost. Instants are monotonic ns of the trace's cloc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from tracer.stages import Stage, parse
 from tracer.text import clean
@@ -114,6 +114,33 @@ class Diagnosis:
             ],
         }
 
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any], began: int) -> Diagnosis:
+        """What `to_document` wrote down, of a trace that began at `began` (ns). Raises KeyError, TypeError or ValueError
+        for anything else."""
+        return cls(
+            verdict=str(document["verdict"]),
+            findings=tuple(_finding_of(entry) for entry in document["findings"]),
+            cannot_tell=tuple(
+                CannotTell(str(entry["question"]), str(entry["reason"]), str(entry["record"]),
+                           None if entry["stage"] is None else parse(entry["stage"]), bool(entry["symptom"]))
+                for entry in document["cannot_tell"]
+            ),
+            began=began,
+            now=began + round(document["seconds"] * 1e9),
+            requests=int(document["requests"]),
+            steps=int(document["steps"]),
+        )  # fmt: skip
+
+    def summary(self) -> dict[str, object]:
+        """As `to_document`, without the evidence and what cannot be told: for a document about something else."""
+        document = self.to_document()
+        findings = [self._finding(finding) for finding in self.findings]
+        for finding in findings:
+            del finding["evidence"]
+        kept = ("verdict", "healthy", "requests", "steps", "seconds")
+        return {**{name: document[name] for name in kept}, "findings": findings}
+
     def exit_code(self, fail_on: Sequence[str]) -> int:
         """1 when a finding matches an entry of `fail_on`, else 0.
 
@@ -166,3 +193,26 @@ class Diagnosis:
                 for exhibit in finding.evidence
             ],
         }
+
+
+def _finding_of(entry: Mapping[str, Any]) -> Finding:
+    return Finding(
+        rule=str(entry["rule"]),
+        stage=None if entry["stage"] is None else parse(entry["stage"]),
+        statement=str(entry["statement"]),
+        check=str(entry["check"]),
+        lost_ms=float(entry["lost_ms"]),
+        start=int(entry["start_ns"]),
+        end=None if entry["end_ns"] is None else int(entry["end_ns"]),
+        confidence=float(entry["confidence"]),
+        affected=tuple(map(str, entry["affected"])),
+        affected_total=int(entry["affected_total"]),
+        culprit=None if entry["culprit"] is None else str(entry["culprit"]),
+        engine=str(entry["engine"]),
+        evidence=tuple(
+            Exhibit(str(exhibit["name"]), str(exhibit["unit"]),
+                    tuple((int(at), float(value)) for at, value in exhibit["points"]), str(exhibit["note"]))
+            for exhibit in entry["evidence"]
+        ),
+        explains=tuple(map(str, entry["explains"])),
+    )  # fmt: skip

@@ -3,13 +3,15 @@ when it is over, an end."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, cast
 
-from tracer.analysis.diagnosis.case import Budget
-from tracer.analysis.diagnosis.engine import diagnose
+from tracer.analysis.diagnosis.case import Budget, Case
+from tracer.analysis.diagnosis.engine import judge
+from tracer.analysis.diagnosis.evidence import gather
 from tracer.analysis.diagnosis.finding import CannotTell, Diagnosis, Finding
+from tracer.analysis.diagnosis.records import Evidence
 from tracer.clock import NS_PER_S
 from tracer.state.trace_state import TraceState
 
@@ -19,6 +21,8 @@ CONFIRMED: Final = 2
 """Looks in a row that must find it before it is told: one look in the middle of a burst is no finding."""
 GONE: Final = 4
 """Looks in a row that must not find it before it is over."""
+RETURN_S: Final = 30.0
+"""One that is found again within so many seconds after it was over was not over: it is not told again."""
 KEPT: Final = 200
 """Findings that are remembered once they are over; the oldest are forgotten."""
 
@@ -44,16 +48,35 @@ class LiveDiagnosis:
     def update(self, state: TraceState, *, now: int | None = None) -> tuple[Finding, ...]:
         """Look at the last window of `state`. Returns the findings that are told for the first time.
 
-        `now` in ns, default the latest event; a second or so should lie between two looks.
+        `now` in ns, default the latest event; a second or so should lie between two looks. One who must not be kept
+        waiting reads with `gather`, lets another thread `judge`, and has the answer taken in by `take`.
         """
+        reading = self.gather(state, now=now)
+        while True:
+            try:
+                next(reading)
+            except StopIteration as done:
+                return self.take(self.judge(cast(Evidence, done.value)))
+
+    def gather(self, state: TraceState, *, now: int | None = None) -> Generator[None, None, Evidence]:
+        """Read the last window of `state`, a millisecond or two at a time."""
         at = state.now if now is None else now
-        diagnosis = self._last = diagnose(
-            state, budget=self._budget, now=at, since=max(state.began, at - self._window)
-        )
+        return gather(state, now=at, since=max(state.began, at - self._window))
+
+    def judge(self, evidence: Evidence) -> Diagnosis:
+        """What the rules say. Changes nothing, and may be asked by another thread."""
+        return judge(Case(evidence, budget=self._budget))
+
+    def take(self, diagnosis: Diagnosis) -> tuple[Finding, ...]:
+        """Take a look's answer in. Returns the findings that are told for the first time."""
+        self._last = diagnosis
+        at = diagnosis.now
         present = {_key(finding): finding for finding in diagnosis.findings}
         fresh: list[Finding] = []
         for key, finding in present.items():
             known = self._open.get(key)
+            if known is None and (before := self._back(key, at)) is not None:
+                known = self._open[key] = _Open(before, told=True)
             if known is None:
                 known = self._open[key] = _Open(finding)
             else:
@@ -79,6 +102,14 @@ class LiveDiagnosis:
         del self._over[: max(0, len(self._over) - KEPT)]
         return tuple(fresh)
 
+    def _back(self, key: tuple[str, str, int | None], at: int) -> Finding | None:
+        """The finding that was over and is back, taken out of those that are over."""
+        for place in range(len(self._over) - 1, -1, -1):
+            finding = self._over[place]
+            if _key(finding) == key and (finding.end or 0) >= at - int(RETURN_S * NS_PER_S):
+                return self._over.pop(place)
+        return None
+
     @property
     def current(self) -> tuple[Finding, ...]:
         """Findings that go on, the costliest first."""
@@ -89,6 +120,11 @@ class LiveDiagnosis:
     def findings(self) -> tuple[Finding, ...]:
         """All findings so far by their start, those that are over with their end."""
         return tuple(sorted((*self._over, *self.current), key=lambda finding: finding.start))
+
+    @property
+    def looked(self) -> Diagnosis | None:
+        """The last look, None before the first."""
+        return self._last
 
     @property
     def cannot_tell(self) -> Sequence[CannotTell]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from tracer.analysis.diagnosis.series import Beat, Send
+from tracer.analysis.diagnosis.series import Beat, Send, sends_of
 from tracer.analysis.diagnosis.steps import Ints, StepTable
 from tracer.clock import NS_PER_MS
 from tracer.state import latency
@@ -83,11 +84,17 @@ class Asked:
     sent_chunks: int
     sent_tokens: int
     sent_work: int
-    sends: tuple[Send, ...]
+    progress: array[int] | None
+    """Rows of `sends`; None when they were not kept."""
     prompt_ids: bytes
     prompt_text: str | None
     tokens: Ints
     fronted: bool
+
+    @property
+    def sends(self) -> tuple[Send, ...]:
+        """Its stream's progress over time."""
+        return sends_of(self.progress)
 
     @property
     def name(self) -> str:
@@ -160,6 +167,9 @@ class EngineFacts:
     evictions: Ints
     evicted: int
     preempted: int
+    pid: int = 0
+    parent: int = 0
+    """Process id of whoever started it."""
 
     @property
     def blocks_of(self) -> int:
@@ -181,6 +191,15 @@ class Evidence:
     lost_events: int
     with_series: bool
     """Whether heartbeats, streams and evictions were kept over time."""
+
+    def computes(self, engine: EngineFacts) -> EngineFacts:
+        """The process in which an engine's forward passes run: a worker of its own, where it has one, or itself. Of
+        several workers the busiest."""
+        workers = [front for front in self.fronts if front.role == "worker" and front.beats]
+        mine = [worker for worker in workers if worker.parent == engine.pid] or (
+            workers if len(self.engines) == 1 else []
+        )
+        return max(mine, key=lambda worker: worker.beats[-1].cpu_ns - worker.beats[0].cpu_ns, default=engine)
 
     @property
     def seconds(self) -> float:

@@ -45,10 +45,12 @@ class Send(NamedTuple):
 
 _ROW: Final = len(Send._fields)
 
+Keep = Callable[[str, Any], None]
 
-def _batched(rows: array[int]) -> zip[tuple[int, ...]]:
-    """Rows of four."""
-    return zip(*[iter(rows)] * _ROW, strict=True)
+
+def sends_of(rows: array[int] | None) -> tuple[Send, ...]:
+    """The rows of `Series.progress`."""
+    return () if rows is None else tuple(map(Send._make, zip(*[iter(rows)] * _ROW, strict=True)))
 
 
 class Series:
@@ -61,50 +63,55 @@ class Series:
         self._sends: dict[tuple[str, int], array[int]] = {}
         """Rows of `Send`, one after the other."""
 
-    def sends(self, key: tuple[str, int]) -> tuple[Send, ...]:
-        """The progress of the stream that a source calls by a number; empty when none is kept."""
+    def progress(self, key: tuple[str, int]) -> array[int] | None:
+        """The progress of the stream that a source calls by a number, as it is now: rows of `Send`, which `sends_of`
+        tells apart. None when none is kept."""
         rows = self._sends.get(key)
-        if rows is None:
-            return ()
-        return tuple(map(Send._make, _batched(rows)))
+        return None if rows is None else rows[:]
 
-    def apply(self, source: str, event: Event) -> None:
-        """Take in what is kept here; all other events pass."""
-        match event:
-            case Heartbeat():
-                self.beats.setdefault(source, deque(maxlen=BEATS_KEPT)).append(
-                    Beat(event.t, event.cpu_ns, event.threads)
-                )
-            case Sent():
-                rows = self._sends.get((source, event.key))
-                if rows is None:
-                    rows = self._sends[source, event.key] = array("q")
-                    if len(self._sends) > self._keep_streams:
-                        del self._sends[next(iter(self._sends))]
-                rows.extend((event.t, event.chunks, event.tokens, event.work))
-                if len(rows) > _ROW * SENDS_KEPT:
-                    del rows[: _ROW * SENDS_KEPT // 4]
-            case Evicted():
-                self.evictions.setdefault(source, deque(maxlen=EVICTIONS_KEPT)).append(event.t)
-            case _:
-                return
+    def beat(self, source: str, event: Heartbeat) -> None:
+        """Keep a heartbeat."""
+        beats = self.beats.get(source)
+        if beats is None:
+            beats = self.beats[source] = deque(maxlen=BEATS_KEPT)
+        beats.append(Beat(event.t, event.cpu_ns, event.threads))
+
+    def sent(self, source: str, event: Sent) -> None:
+        """Keep what a stream has come to."""
+        rows = self._sends.get((source, event.key))
+        if rows is None:
+            rows = self._sends[source, event.key] = array("q")
+            if len(self._sends) > self._keep_streams:
+                del self._sends[next(iter(self._sends))]
+        rows.extend(array("q", (event.t, event.chunks, event.tokens, event.work)))  # the whole row or none
+        if len(rows) > _ROW * SENDS_KEPT:
+            del rows[: _ROW * SENDS_KEPT // 4]
+
+    def evicted(self, source: str, event: Evicted) -> None:
+        """Keep when blocks were evicted."""
+        instants = self.evictions.get(source)
+        if instants is None:
+            instants = self.evictions[source] = deque(maxlen=EVICTIONS_KEPT)
+        instants.append(event.t)
 
 
 class ObservedState(TraceState):
-    """A `TraceState` with `series` beside it. Folds like one; its digest is the same, and so is what an event costs that
-    no series is kept of."""
+    """A `TraceState` with `series` beside it. Folds like one; its digest is the same, and so is the cost of an event of
+    which no series is kept."""
 
     def __init__(
         self, *, keep_finished: int = 2000, keep_steps: int = 4096, keep_streams: int = STREAMS_KEPT
     ) -> None:
         super().__init__(keep_finished=keep_finished, keep_steps=keep_steps)
         self.series = Series(keep_streams)
-        for kind in (Heartbeat, Sent, Evicted):
-            self._handlers[kind] = self._kept(self._handlers[kind])
+        series = self.series
+        kept: dict[type[Event], Keep] = {Heartbeat: series.beat, Sent: series.sent, Evicted: series.evicted}
+        for kind, keep in kept.items():
+            self._handlers[kind] = self._and(self._handlers[kind], keep)
 
-    def _kept(self, fold: Callable[[Source, Any], None]) -> Callable[[Source, Any], None]:
+    @staticmethod
+    def _and(fold: Callable[[Source, Any], None], keep: Keep) -> Callable[[Source, Any], None]:
         """What folds an event, followed by keeping it."""
-        keep = self.series.apply
 
         def both(source: Source, event: Any) -> None:
             fold(source, event)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from tracer.state import admission
+
 
 class Threshold(NamedTuple):
     """One row: the value, its unit, and why it is that value."""
@@ -82,11 +84,11 @@ SUSTAINED_S: Final = _row(
     "requests that come for so long are load; fewer seconds may be a burst",
 )  # fmt: skip
 KV_RECLAIMABLE: Final = _row(
-    "KV_RECLAIMABLE", 0.05, "of the pool",
+    "KV_RECLAIMABLE", admission.KV_RECLAIMABLE, "of the pool",
     "cases: KV at 97.5-99.2 % is memory, at 9.5-17.6 % not",
 )  # fmt: skip
 TOKENS_FULL: Final = _row(
-    "TOKENS_FULL", 0.9, "of the token budget",
+    "TOKENS_FULL", admission.TOKENS_FULL, "of the token budget",
     "chunks are cut to the budget, so a full step is ≥ 0.9",
 )  # fmt: skip
 BLOCKED_S: Final = _row("BLOCKED_S", 2, "s", "the longest honest pause between steps while requests wait (STALL_NS)")

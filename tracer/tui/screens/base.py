@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from textual import events
 from textual.geometry import Region, Size
@@ -17,6 +17,24 @@ from tracer.tui.widgets.key_bar import Key, KeyBar
 
 if TYPE_CHECKING:
     from tracer.tui.app import TracerApp
+
+
+class Footer(Protocol):
+    """What an app adds at the foot of every screen, above its keys: one row."""
+
+    @property
+    def widgets(self) -> Sequence[Widget]:
+        """All its widgets."""
+
+    def tiles(self, y: int, width: int) -> Mapping[Widget, Region]:
+        """Where they lie in the row `y`."""
+
+    def show(self) -> None:
+        """Draw again."""
+
+
+FOOTER_FROM = 8
+"""Rows from which a screen has room for a footer."""
 
 
 class FrameScreen(Screen[None]):
@@ -38,6 +56,13 @@ class FrameScreen(Screen[None]):
         self.frame = 0
         """Frames drawn so far, by which slower parts are thinned out."""
         self.maximised_panel: Widget | None = None
+        self.footer: Footer | None = None
+
+    def on_mount(self) -> None:
+        """Take on what the app has for the foot of every screen."""
+        self.footer = self.tracer.new_footer(self.look)
+        if self.footer is not None:
+            self.mount(*self.footer.widgets)
 
     @property
     def tracer(self) -> TracerApp:
@@ -52,6 +77,18 @@ class FrameScreen(Screen[None]):
     def tiles(self, size: Size) -> Mapping[Widget, Region]:
         """Where each widget lies."""
         raise NotImplementedError
+
+    def arranged(self, size: Size) -> Mapping[Widget, Region]:
+        """`tiles`, with the app's footer between them and the keys."""
+        footer = self.footer
+        if footer is None or size.height < FOOTER_FROM:
+            return self.tiles(size)
+        regions = dict(self.tiles(Size(size.width, size.height - 1)))
+        row = size.height - 1
+        if self.key_bar in regions:
+            row = regions[self.key_bar].y
+            regions[self.key_bar] = Region(0, row + 1, size.width, 1)
+        return {**regions, **footer.tiles(row, size.width)}
 
     def keys(self) -> Sequence[Key]:
         """Keys for the last line, the most useful first."""

@@ -9,6 +9,7 @@ from textual.actions import parse
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
+from textual.keys import key_to_character
 from textual.screen import Screen
 from textual.widget import Widget
 
@@ -149,6 +150,11 @@ def _possible(app: App[object], binding: Binding) -> bool:
     return app.check_action(name, parameters) is not False
 
 
+def _shown(key: str) -> str:
+    """A key as it is written on a keyboard."""
+    return PRETTY.get(key) or key_to_character(key) or key.replace("ctrl+", "^")
+
+
 def keys_of(screen: Screen[object]) -> list[tuple[str, str]]:
     """(keys, meaning) of everything that a screen and the app react to, without what is not possible now."""
     found: list[tuple[str, str]] = []
@@ -159,7 +165,7 @@ def keys_of(screen: Screen[object]) -> list[tuple[str, str]]:
                 continue
             if node is app and not _possible(app, binding):
                 continue
-            keys = " ".join(PRETTY.get(key, key.replace("ctrl+", "^")) for key in binding.key.split(","))
+            keys = " ".join(map(_shown, binding.key.split(",")))
             found.append((keys, binding.description))
     found.append(("Tab", "focus the next part"))
     found.append(("^p", "command palette"))

@@ -13,13 +13,15 @@ from textual.geometry import Region, Size
 from textual.widget import Widget
 from textual.widgets import Input
 
-from tracer.state.view import RequestView, Snapshot
+from tracer.state.view import EngineView, RequestView, Snapshot
 from tracer.tui.listing import SORTS, Listing, Query
 from tracer.tui.screens.base import FrameScreen, column, split
+from tracer.tui.tabs import DIAGNOSIS_TAB
 from tracer.tui.theme import Look
 from tracer.tui.widgets.banner import Banner
 from tracer.tui.widgets.batch_panel import BatchPanel
 from tracer.tui.widgets.context_strip import ContextStrip, engines_of
+from tracer.tui.widgets.device_strip import DeviceStrip
 from tracer.tui.widgets.key_bar import Key
 from tracer.tui.widgets.kv_panel import KvPanel
 from tracer.tui.widgets.line_input import LineInput, LineLabel
@@ -32,8 +34,10 @@ PANELS_FROM = 116
 """Columns from which the panels stand beside the list unasked."""
 NUMBERS_EVERY, PANELS_EVERY, MAP_EVERY = 3, 4, 5
 """Frames between updates: figures that change ten times a second cannot be read, and cost bytes."""
-WAITING_ROOM = 40
-"""Requests that the queue panel asks for."""
+DEVICE_FROM = 30
+"""Rows from which there is one for the device."""
+TICKS_KEPT = 4_000
+"""Requests of which the expected value is remembered."""
 
 
 class LiveScreen(FrameScreen):
@@ -68,6 +72,7 @@ class LiveScreen(FrameScreen):
         self.listing = Listing()
         self.context = ContextStrip(look, title)
         self.numbers = NumbersStrip(look)
+        self.device = DeviceStrip(look)
         self.banner = Banner(look)
         self.waterfall = Waterfall(look, self.listing)
         self.kv = KvPanel(look)
@@ -79,11 +84,14 @@ class LiveScreen(FrameScreen):
         self.log_shown = False
         self.panels_wanted: bool | None = None
         self.snapshot: Snapshot | None = None
+        self._ticks: dict[tuple[tuple[str, int], bool], float | None] = {}
+        """ms at which the bars of requests carry their tick, by key and whether they are live."""
 
     def compose(self) -> ComposeResult:
         """All widgets; `tiles` decides which of them are seen."""
         yield self.context
         yield self.numbers
+        yield self.device
         yield self.banner
         yield self.waterfall
         yield self.kv
@@ -109,9 +117,11 @@ class LiveScreen(FrameScreen):
         line = 1 if self.line.shown else 0
         log = max(4, min(14, height // 3)) if self.log_shown and height >= 12 else 0
         banner = min(self.banner.rows, max(0, height - 4))
-        main = max(1, height - numbers - context - keys - line - log - banner)
-        regions = column(0, 0, width, [(self.context, context), (self.numbers, numbers), (self.banner, banner)])
-        top = context + numbers + banner
+        device = 1 if height >= DEVICE_FROM and self.device.known else 0
+        main = max(1, height - numbers - context - keys - line - log - banner - device)
+        strips = [(self.context, context), (self.numbers, numbers), (self.device, device), (self.banner, banner)]
+        regions = column(0, 0, width, strips)
+        top = context + numbers + device + banner
         regions.update(self._main(width, top, main))
         below = top + main + log
         label = min(8, width // 3)
@@ -123,6 +133,8 @@ class LiveScreen(FrameScreen):
 
     def _main(self, width: int, top: int, height: int) -> dict[Widget, Region]:
         maximised = self.maximised_panel
+        for panel in (self.kv, self.batch_panel, self.queue):
+            panel.whole = maximised is panel
         panels: dict[Widget, bool] = {self.kv: True, self.batch_panel: True, self.queue: True}
         if maximised is not None and (maximised in panels or maximised is self.waterfall):
             self._edges(False)
@@ -164,19 +176,24 @@ class LiveScreen(FrameScreen):
         first = self.snapshot is None
         snapshot = self._moved_on() or self._asked()
         self.snapshot = snapshot
+        if not first:  # the first paint does not wait for the model
+            self._expect(snapshot)
         self.waterfall.show(snapshot, self._waiting_text(snapshot), None if first else self.frame & 1)
         status, style = app.status_of(snapshot)
         self.context.show(snapshot, status, style)
         if first or self.frame % NUMBERS_EVERY == 0:
             self.numbers.show(snapshot)
+            hardware = app.outlets.hardware if app.outlets is not None else None
+            if hardware is not None and self.device.show(hardware.reading(app.feed.state, snapshot.now)):
+                self.place()
         if self.batch_panel.is_on_screen and (first or self.frame % PANELS_EVERY == 1):
-            self.batch_panel.show(snapshot)
-            waits = sum(engine.waiting for engine in engines_of(snapshot))
-            self.queue.show(snapshot, app.lens.waiting(WAITING_ROOM) if waits else (), waits)
+            members = self._largest("step", self.batch_panel.members_wanted)
+            self.batch_panel.show(snapshot, None if first else self._ridge, members)
+            self.queue.show(snapshot)
         if self.kv.is_on_screen and (first or self.frame % MAP_EVERY == 2):
-            current = None if listing.selected is None else listing.current
-            detail = app.lens.detail(current.id) if current is not None else None
-            if self.kv.show(snapshot, detail.block_ids if detail else (), current.blocks if current else None):
+            chosen = listing.chosen_id
+            detail = app.lens.detail(chosen) if chosen is not None else None
+            if self.kv.show(snapshot, detail, self._largest("blocks", self.kv.holders_wanted)):
                 self.place()
         if self.log_shown and app.engine_log is not None:
             self.log_pane.show(app.engine_log.lines, app.engine_log.path)
@@ -184,6 +201,41 @@ class LiveScreen(FrameScreen):
         if self.banner.show(app.notices(snapshot)):
             self.place()
         self.frame += 1
+
+    def _expect(self, snapshot: Snapshot) -> None:
+        """Let bars carry a tick: of a request that is over, where the model expects its end; of a live one, where it
+        expects the first token, which stands still while the bar grows."""
+        engines, beside = engines_of(snapshot), self.tracer.beside
+        known = {engine.source: engine for engine in engines if beside.basis(engine).known}
+        main = next(iter(known.values()), None)
+
+        def expected(view: RequestView) -> float | None:
+            engine = known.get(view.source, main)
+            key = (view.key, view.closed is None)
+            if key not in self._ticks:
+                if not view.prompt_tokens:
+                    return None
+                if len(self._ticks) > TICKS_KEPT:
+                    self._ticks.clear()
+                if view.closed is None:
+                    self._ticks[key] = beside.first_ms(engine, view)
+                else:
+                    self._ticks[key] = beside.e2e_ms(engine, self.tracer.lens.detail(view.id) or view)
+            return self._ticks[key]
+
+        self.waterfall.ticks, self.waterfall.expect = main is not None, expected
+
+    def _ridge(self, engine: EngineView) -> float | None:
+        """The batch at which computing takes as long as reading the weights; None where the device is not known."""
+        from tracer.analysis.ridge import ridge_of
+
+        return ridge_of(engine, self.tracer.beside.basis(engine))
+
+    def _largest(self, figure: str, limit: int) -> Sequence[RequestView]:
+        """The live requests with most of a figure, for a panel that has all the room."""
+        if limit < 1:
+            return ()
+        return self.tracer.lens.snapshot(Query(figure, True, "", True, limit, 0)).requests
 
     def _asked(self) -> Snapshot:
         """A snapshot with the requests that the list wants."""
@@ -234,16 +286,23 @@ class LiveScreen(FrameScreen):
             Key("q", "quit", "app.quit"),
             Key("Enter", "open", "open"),
             Key("/", "filter", "filter", bool(listing.text)),
-            Key("Space", "pause", "app.pause", app.lens.paused),
+            Key("Space", "play" if app.mode == "replay" else "pause", "app.pause", app.lens.paused),
             Key("f", "follow", "follow", listing.following),
             Key("s", "sort", "sort", not listing.by_arrival),
         ]
+        found = app.diagnosis.going_on
+        if found:
+            keys.insert(3, Key(str(DIAGNOSIS_TAB), f"{found} found", f"app.tab({DIAGNOSIS_TAB})", True))
         if app.traffic is not None:
             keys += [Key("+", "faster", "app.faster"), Key("-", "slower", "app.slower"), Key("b", "burst", "app.burst")]
             keys.append(Key("t", "type a prompt", "app.ask"))
         keys += [Key("a", "live only", "live_only", listing.live_only), Key("v", "panels", "panels")]
         if app.engine_log is not None:
             keys.append(Key("l", "log", "log", self.log_shown))
+        if app.mode == "replay":
+            keys[2:2] = [Key(":", "go to", "app.go_to"), Key("!", "finding", "app.next_finding")]
+        if app.tape is not None:
+            keys.append(Key("r", "record", "app.record", app.tape.active))
         keys.append(Key("m", "maximise", "maximise", self.maximised_panel is not None))
         return keys
 

@@ -166,12 +166,14 @@ class RequestScreen(FrameScreen):
         changed = self.detail != detail
         self.detail = detail
         view = detail.view
-        self.stages.show(view, snapshot.now)
+        engine = self._engine(snapshot, view)
+        beside = self.tracer.beside
+        self.stages.show(view, snapshot.now, beside.stages(engine, detail),
+                         "" if engine is None else beside.basis(engine).text)  # fmt: skip
         # The last frame of a request must reach the cards too, whichever number it has.
         due = changed and (self.frame % CARDS_EVERY == 0 or view.closed is not None)
         if not first and not due:
             return
-        engine = self._engine(snapshot, view)
         self.prompt.show(
             detail.prompt_text, facts_of(view.prompt_tokens, detail.prompt_chars), detail.prompt_ids,
             "the prompt's text was not recorded" if view.prompt_tokens is not None else "no prompt yet",

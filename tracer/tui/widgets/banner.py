@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tracer.state.view import Snapshot
 from tracer.tui import figures
 from tracer.tui.canvas import Canvas, Line, Row
 from tracer.tui.theme import Look
+
+if TYPE_CHECKING:
+    from tracer.outlets import Outlets
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,15 @@ def notices_of(snapshot: Snapshot | None) -> tuple[Notice, ...]:
         found.append(Notice(f"{figures.count(losses.unknown)} events of a newer tracer were left out", False))
     found.extend(Notice(f"hook failed: {fault}", False) for fault in losses.hook_faults[-1:])
     return tuple(sorted(found, key=lambda notice: not notice.grave))
+
+
+def alerted(outlets: Outlets, others: tuple[Notice, ...]) -> tuple[Notice, ...]:
+    """`others` with a notice for each alert that fires: critical ones among the grave."""
+    if outlets.alerts is None:
+        return others
+    firing = [Notice(f"alert: {alert.name}: {alert.reason}", alert.severity == "critical")
+              for alert in outlets.alerts.firing]  # fmt: skip
+    return tuple(sorted((*firing, *others), key=lambda notice: not notice.grave))
 
 
 class Banner(Canvas):

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from rich.style import Style
 
-from tracer.state.view import EngineView, Snapshot
+from tracer.state.numbers import engines_of as engines_of
+from tracer.state.view import Snapshot
 from tracer.text import cell_width
 from tracer.tui import figures
 from tracer.tui.canvas import LABEL_ROOM, Canvas, Line, Row, label
 from tracer.tui.theme import Look
 
-
-def engines_of(snapshot: Snapshot) -> list[EngineView]:
-    """The processes that run an engine, in order; front ends and workers, which may say the same facts, left out."""
-    named = [engine for engine in snapshot.engines if engine.name]
-    inner = [engine for engine in named if engine.role in ("engine", "core")]
-    return inner or named or [engine for engine in snapshot.engines if engine.role == "engine"]
+RECORDING = "REC"
+"""Stands before the status, behind a bullet, while a file is being written."""
 
 
 class ContextStrip(Canvas):
@@ -62,6 +59,9 @@ class ContextStrip(Canvas):
             first = False
         if status:
             line.fill_to(max(0, width - cell_width(status) - 1), look.text)
+            if status[1:].startswith(RECORDING):
+                mark, status = status[: len(RECORDING) + 1], status[len(RECORDING) + 1 :]
+                line.put(mark, look.bad)
             line.put_text(status, self.status_style, ellipsis=look.glyphs.ellipsis)
         return [line.end(look.text)]
 
@@ -101,5 +101,5 @@ def _items(snapshot: Snapshot | None, fallback: str) -> list[tuple[int, str, str
         if flag is not None:
             items.append((weight, f"{name} {'on' if flag else 'off'}", f"{short} {'on' if flag else 'off'}"))
     window = figures.span(context.window_s)
-    items.append((2, f"last {window}", window))
+    items.append((2, f"last {window}" if window != "all" else "whole trace", window))
     return items

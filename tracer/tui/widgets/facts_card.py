@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.segment import Segment
 
 from tracer.stages import STAGES, Stage
+from tracer.state.pool import Prefix, prefix_of
 from tracer.state.view import EngineView, RequestDetail
 from tracer.tui import figures
 from tracer.tui.canvas import Line, Row
@@ -12,6 +13,7 @@ from tracer.tui.panel import Panel
 from tracer.tui.shapes import Shape, shapes_of
 from tracer.tui.theme import Look
 from tracer.tui.widgets.batch_panel import part_stage, stacked
+from tracer.tui.widgets.kv_panel import prefix_strip
 
 
 class ShapesCard(Panel):
@@ -123,6 +125,9 @@ class HoldingsCard(Panel):
             rows.append(line.put_text(text, look.text, ellipsis=look.glyphs.ellipsis).end(look.text))
 
         row("KV blocks", self._blocks())
+        prefix = prefix_of(view, self.engine.block_size) if self.engine is not None else None
+        if prefix is not None:
+            rows.append(self._prefix(width, prefix))
         if detail.block_ids:
             row("block ids", _runs(detail.block_ids))
         if view.chunks:
@@ -143,6 +148,17 @@ class HoldingsCard(Panel):
         if view.tenant:
             row("tenant", view.tenant)
         return rows[:height]
+
+    def _prefix(self, width: int, prefix: Prefix) -> Row:
+        """Which blocks of the prompt the prefix cache gave, as a strip and in figures."""
+        look = self.look
+        line = Line(width).put("prefix hits".ljust(12), look.dim)
+        text = f"{figures.count(prefix.hit)} of {figures.count(prefix.prompt)} prompt blocks"
+        text = figures.fitting(line.room, f"{text} ({figures.count(prefix.tokens)} tokens)", text)
+        cells = min(line.room - len(text) - 2, prefix.prompt + prefix.grown)
+        if cells >= 4:
+            line.put_segments(prefix_strip(look, prefix, cells), cells).put("  ", look.text)
+        return line.put(text, look.text).end(look.text)
 
     def _blocks(self) -> str:
         view = self.detail.view if self.detail is not None else None

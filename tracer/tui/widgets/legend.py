@@ -9,8 +9,9 @@ from tracer.tui.theme import Look
 SHORT_NAMES = ("recv", "tmpl", "tok", "adm", "kv", "emb", "prefill", "head", "smp", "strm", "decode", "end")
 
 
-def legend(look: Look, width: int) -> Row:
-    """The stages with their colours, in as many words as fit; by group where glyphs tell them apart."""
+def legend(look: Look, width: int, *, expected: bool = False) -> Row:
+    """The stages with their colours, in as many words as fit; by group where glyphs tell them apart. `expected`: whether
+    bars carry the tick at which they should have ended."""
     line = Line(width).put(" ", look.text)
     glyphs = look.glyphs
     if not look.fine:
@@ -19,9 +20,12 @@ def legend(look: Look, width: int) -> Row:
             style = look.stage(Stage.PREFILL if group is Group.PREFILL else first)
             line.put(glyphs.fill[group], style).put(f" {group.value}  ", look.dim)
         line.put(glyphs.wait, look.text).put(" waiting  ", look.dim).put(glyphs.preempted, look.bad)
-        return line.put(" preempted", look.dim).end(look.text)
+        line.put(" preempted", look.dim)
+        if expected:
+            line.put(f"  {glyphs.expected}", look.bold).put(" expected", look.dim)
+        return line.end(look.text)
     names = [stage.label for stage in STAGES]
-    tail = f"{glyphs.wait} waiting  {glyphs.preempted} preempted"
+    tail = f"{glyphs.wait} waiting  {glyphs.preempted} preempted" + "  . expected" * expected
     if sum(len(name) + 4 for name in names) + len(tail) > width:
         names = list(SHORT_NAMES)
     wide = sum(len(name) + 3 for name in names) + len(tail) < width
@@ -29,5 +33,7 @@ def legend(look: Look, width: int) -> Row:
         line.put("█" if wide else "▌", look.stage(stage.stage)).put(f"{name}  " if wide else f"{name} ", look.dim)
     if wide:
         line.put(glyphs.wait, look.stage(Stage.ADMISSION)).put(" waiting  ", look.dim)
-        line.put(glyphs.preempted, look.bad).put(" preempted", look.dim)
+        line.put(glyphs.preempted, look.bad).put(" preempted  ", look.dim)
+    if expected and line.room >= 6:
+        line.put(glyphs.expected, look.bold).put(" expected" if line.room >= 10 else " exp.", look.dim)
     return line.end(look.text)

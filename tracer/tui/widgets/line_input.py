@@ -14,8 +14,8 @@ from tracer.tui.theme import Look
 class LineLabel(Canvas):
     """What the line beside it is for."""
 
-    def __init__(self, look: Look) -> None:
-        super().__init__(look, id="line-label")
+    def __init__(self, look: Look, *, id: str = "line-label") -> None:
+        super().__init__(look, id=id)
         self.add_class("tile")
         self.purpose = ""
 
@@ -40,8 +40,8 @@ class LineInput(Input):
     class Cancelled(Message):
         """Left with Escape."""
 
-    def __init__(self, look: Look) -> None:
-        super().__init__(id="line", compact=True, select_on_focus=False)
+    def __init__(self, look: Look, *, id: str = "line") -> None:
+        super().__init__(id=id, compact=True, select_on_focus=False)
         self.add_class("tile")
         self.look = look
         self.shown = False

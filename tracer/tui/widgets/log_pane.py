@@ -40,7 +40,7 @@ class LogPane(Panel):
         self.repaint()
 
     def title(self) -> str:
-        return "engine log"
+        return "engine log" if self.path else "events"
 
     def note(self) -> list[Segment]:
         path = clean(self.path)
@@ -62,7 +62,8 @@ class LogPane(Panel):
                 style = look.warn
             rows.append(Line(width).put_text(plain, style, ellipsis=look.glyphs.ellipsis).end(look.text))
         if not rows:
-            rows.append(Line(width).put("the engine has written nothing yet", look.dim).end(look.text))
+            nothing = "the engine has written nothing yet" if self.path else "nothing has happened yet"
+            rows.append(Line(width).put(nothing, look.dim).end(look.text))
         return rows
 
     def look_back(self, lines: int) -> None:

@@ -2,59 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich.segment import Segment
 
 from tracer.stages import Stage
-from tracer.state.view import EngineView, Phase, RequestView, Snapshot
+from tracer.state.view import EngineView, Limit, Snapshot, Wait
 from tracer.tui import figures
 from tracer.tui.canvas import Line, Row
 from tracer.tui.naming import short_id
 from tracer.tui.panel import Panel
 from tracer.tui.theme import Look
+from tracer.tui.waits import line_text, needs_text, wait_text
 from tracer.tui.widgets.context_strip import engines_of
 
-
-def waits_for(view: RequestView, engine: EngineView | None) -> str:
-    """What keeps a request out of the batch, as far as the gauges tell: blocks, a slot, or the token budget."""
-    if view.phase is Phase.FRONT_END:
-        return "the front end"
-    if engine is None:
-        return ""
-    if engine.max_batch and engine.batch >= engine.max_batch:
-        return "a batch slot"
-    if engine.block_size and engine.free is not None and view.prompt_tokens:
-        needed = -(-(view.prompt_tokens + view.output_tokens) // engine.block_size)
-        if engine.num_blocks and needed > engine.num_blocks:
-            return f"{figures.count(needed)} blocks: more than there are"
-        available = engine.free + (engine.cached or 0)
-        if needed > available:
-            return f"{figures.count(needed)} blocks, {figures.count(available)} free"
-    if engine.max_batch_tokens and engine.step_tokens >= engine.max_batch_tokens:
-        return "the token budget"
-    return "the next step"
+TABLE_FROM = 78
+"""Cells from which a panel with all the room shows a table."""
 
 
 class QueuePanel(Panel):
-    """One row for each request that waits, the longest wait first."""
+    """One row for each request that waits, in the order in which they will be taken."""
 
     pad = 1
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, id="queue", edge=True)
-        self.waiting: tuple[RequestView, ...] = ()
+        self.waits: tuple[Wait, ...] = ()
         self.engine: EngineView | None = None
+        self.several = False
+        """Whether more than one engine is there, so that a row must say which."""
+        self.names: dict[str, str] = {}
         self.now = 0
         self.count = 0
+        self.whole = False
+        """Whether it has all the room."""
 
-    def show(self, snapshot: Snapshot, waiting: Sequence[RequestView], count: int) -> None:
-        """Draw those that wait; `count` is how many there are in all."""
+    def show(self, snapshot: Snapshot) -> None:
+        """Draw those that wait."""
         engines = engines_of(snapshot)
         self.engine = max(engines, key=lambda engine: engine.waiting, default=None)
+        self.several = len(engines) > 1
+        self.names = {engine.source: engine.title or engine.source for engine in engines}
         self.now = snapshot.now
-        self.waiting = tuple(waiting)
-        self.count = count
+        self.waits = snapshot.waits
+        self.count = max(len(snapshot.waits), sum(engine.waiting for engine in engines))
         self.repaint()
 
     def title(self) -> str:
@@ -68,30 +57,58 @@ class QueuePanel(Panel):
 
     def body(self, width: int, height: int) -> list[Row]:
         look = self.look
-        if not self.waiting:
+        if not self.waits:
             text = "nobody waits" if self.engine is not None else ""
+            if self.count:
+                text = "who waits is not told"
             return [Line(width).put(text, look.dim).end(look.text)]
-        rows: list[Row] = []
-        names = min(14, max(6, width // 4))
-        for view in self.waiting[:height]:
-            line = Line(width)
-            line.put_segments([Segment(short_id(view.id, names, look.glyphs.ellipsis), look.text)], names)
-            ms = (self.now - wait_began(view)) / 1e6
-            preempted = view.phase is Phase.PREEMPTED
-            line.put(figures.clock(ms, 8) + " ", look.stage(Stage.ADMISSION, bold=True))
-            line.put((look.glyphs.preempted if preempted else " ") + " ", look.bad)
-            if width >= 52:
-                line.put(figures.short_count(view.prompt_tokens).rjust(5) + "  ", look.dim)
-            line.put(waits_for(view, self.engine), look.dim)
-            rows.append(line.end(look.text))
-        if self.count > len(rows) and len(self.waiting) > height:
-            rows[-1] = Line(width).put(f"and {self.count - len(rows) + 1} more", look.dim).end(look.text)
+        table = self.whole and width >= TABLE_FROM and height >= 4
+        rows = self._head(width) if table else []
+        room = height - len(rows)
+        for wait in self.waits[:room]:
+            rows.append(self._entry(width, wait) if table else self._row(width, wait))
+        if len(self.waits) > room:
+            left = self.count - (room - 1)
+            rows[-1] = Line(width).put(f"and {figures.count(left)} more", look.dim).end(look.text)
         return rows
 
+    def _clock(self, wait: Wait, cells: int) -> str:
+        return figures.clock(max(0, self.now - wait.since) / 1e6, cells)
 
-def wait_began(view: RequestView) -> int:
-    """Instant since which the request waits now."""
-    for segment in reversed(view.segments):
-        if segment.end is None:
-            return segment.begin
-    return view.segments[-1].end or view.received if view.segments else view.received
+    def _mark(self, wait: Wait) -> str:
+        return self.look.glyphs.preempted if wait.preempted else " "
+
+    def _row(self, width: int, wait: Wait) -> Row:
+        look = self.look
+        names = min(14, max(6, width // 4))
+        line = Line(width)
+        line.put_segments([Segment(short_id(wait.id, names, look.glyphs.ellipsis), look.text)], names)
+        line.put(self._clock(wait, 8) + " ", look.stage(Stage.ADMISSION, bold=True))
+        line.put(self._mark(wait) + " ", look.bad)
+        if width >= 52:
+            line.put(figures.short_count(wait.tokens).rjust(5) + "  ", look.dim)
+        style = look.bad if wait.limit is Limit.NEVER and not wait.behind else look.dim
+        return line.put_text(wait_text(wait), style, ellipsis=look.glyphs.ellipsis).end(look.text)
+
+    def _head(self, width: int) -> list[Row]:
+        look = self.look
+        line = Line(width).put("place ", look.dim).put("id".ljust(19), look.dim).put("waits ms".rjust(10), look.dim)
+        line.put("tokens".rjust(9) + "  ", look.dim).put("needs".rjust(14) + "left".rjust(9), look.dim)
+        line.put("  waits for", look.dim)
+        summary = Line(width).put(line_text(self.waits), look.text)
+        return [summary.end(look.text), line.end(look.text)]
+
+    def _entry(self, width: int, wait: Wait) -> Row:
+        look = self.look
+        line = Line(width).put(f"{wait.place:>5} ", look.dim)
+        line.put_segments([Segment(short_id(wait.id, 18, look.glyphs.ellipsis), look.text)], 18)
+        line.put(self._mark(wait), look.bad)
+        line.put(self._clock(wait, 10), look.stage(Stage.ADMISSION, bold=True))
+        needs, left = needs_text(wait)
+        line.put(figures.count(wait.tokens).rjust(9) + "  ", look.text)
+        line.put(needs.rjust(14) + left.rjust(9) + "  ", look.text)
+        style = look.bad if wait.limit is Limit.NEVER and not wait.behind else look.text
+        text = wait_text(wait)
+        if self.several:
+            text += f" at {self.names.get(wait.engine, wait.engine)}"
+        return line.put_text(text, style, ellipsis=look.glyphs.ellipsis).end(look.text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -20,6 +22,9 @@ STATUS_MARKS = {
     Status.MEASURED: " ", Status.ESTIMATED: "~", Status.UNAVAILABLE: "-", Status.MISSING: "?", Status.RUNNING: ">",
 }  # fmt: skip
 
+EXPECTED_FROM = 96
+"""Columns from which expected values stand in figures beside the measured ones; the ticks are there always."""
+
 
 class StageTable(Panel):
     """Twelve rows on the request's own axis, what no stage covers, and the selected stage explained."""
@@ -36,12 +41,19 @@ class StageTable(Panel):
         self.now = 0
         self.scale = Scale.ELASTIC
         self.selected = Stage.RECEIVE
+        self.expected: Mapping[Stage, float] = {}
+        """Expected ms of the stages, as far as there are any."""
+        self.expected_from = ""
+        """What they follow from, or why there are none."""
         self.chosen = False
         """Whether a stage was selected by hand; before that nothing is highlighted."""
 
-    def show(self, view: RequestView, now: int) -> None:
-        """Draw a request at an instant."""
+    def show(
+        self, view: RequestView, now: int, expected: Mapping[Stage, float] | None = None, expected_from: str = ""
+    ) -> None:
+        """Draw a request at an instant, with ticks and figures of what was expected of its stages (ms)."""
         self.view, self.now = view, now
+        self.expected, self.expected_from = expected or {}, expected_from
         self.repaint()
 
     def select(self, stage: int) -> None:
@@ -51,7 +63,7 @@ class StageTable(Panel):
         self.repaint()
 
     def title(self) -> str:
-        return "twelve stages"
+        return "twelve stages" + (f"  {self.look.glyphs.expected} expected" if self.expected else "")
 
     def note(self) -> list[Segment]:
         look = self.look
@@ -94,6 +106,8 @@ class StageTable(Panel):
         line.put("ms".rjust(10) + " ", look.dim)
         if width >= 64:
             line.put("share".rjust(6), look.dim)
+        if width >= EXPECTED_FROM:
+            line.put("expected".rjust(10), look.dim)
         if width >= 84:
             line.put("wait".rjust(9), look.dim)
         if bound:
@@ -130,6 +144,9 @@ class StageTable(Panel):
         if width >= 64:
             share = "" if stage.share is None else f"{figures.percent(stage.share)}%"
             line.put(share.rjust(6), text)
+        if width >= EXPECTED_FROM:
+            should = self.expected.get(info.stage)
+            line.put(figures.aligned_milliseconds(should, 10) if should is not None else " " * 10, dim)
         if width >= 84:
             wait = figures.aligned_milliseconds(stage.wait_ms, 9) if stage.wait_ms else " " * 9
             line.put(wait, dim)
@@ -149,7 +166,11 @@ class StageTable(Panel):
                 if segment.stage is number and segment.waiting:
                     last = segment.end if segment.end is not None else self.now
                     stretches.append(Stretch(axis.place(segment.begin), axis.place(last), int(number) | WAIT))
-        return bars.draw(stretches, back, keep_short=True)
+        should, tick = self.expected.get(number), None
+        if should is not None and stretches:
+            end = (stage.begin or 0) + round(should * 1e6)
+            tick = bars.units if axis.beyond(end) else axis.place(end)
+        return bars.draw(stretches, back, keep_short=True, expected=tick)
 
     def _rest_row(self, width: int, bar_at: int, bar_cells: int, view: RequestView) -> Row:
         look = self.look
@@ -165,7 +186,7 @@ class StageTable(Panel):
         view = self.view
         if view is None or not self.chosen:
             hint: Row = Line(width).put("  up and down explain a stage", self.look.faint).end(self.look.text)
-            return [hint][:rows]
+            return [hint, self._legend(width)][:rows]
         look = self.look
         info, stage = STAGES[self.selected - 1], view.stages[self.selected - 1]
         first = Line(width).put(f"  {info.label}: ", look.stage(self.selected, bold=True))
@@ -177,7 +198,26 @@ class StageTable(Panel):
             for index, (name, ms) in enumerate(stage.parts):
                 third.put_text(("  " if index else "") + name, look.dim).put(" " + figures.milliseconds(ms), look.text)
             lines.insert(1, third)
+        should = self.expected.get(self.selected)
+        if should is not None:
+            fourth = Line(width).put("  expected ", look.dim).put(f"{figures.milliseconds(should)} ms", look.text)
+            if stage.ms and should > 0 and stage.status is not Status.RUNNING:
+                fourth.put(f", took {stage.ms / should:,.2g} times as long", look.dim)
+            lines.insert(1, fourth)
         return [line.end(look.text) for line in lines[:rows]]
+
+    def _legend(self, width: int) -> Row:
+        """What the tick on the bars means, or why there is none."""
+        look = self.look
+        if not self.expected_from:
+            return Line(width).end(look.text)
+        line = Line(width)
+        if self.expected:
+            line.put(f"  {look.glyphs.expected} ", look.text).put("expected from ", look.faint)
+        else:
+            line.put("  no expected values: ", look.faint)
+        line.put_text(self.expected_from, look.faint, ellipsis=look.glyphs.ellipsis)
+        return line.end(look.text)
 
     def on_click(self, event: events.Click) -> None:
         """Select a stage."""
@@ -188,7 +228,7 @@ class StageTable(Panel):
 
 def _columns(width: int) -> tuple[int, int]:
     """Cells for the figures, and for what bounds a stage."""
-    cells = 11 + (6 if width >= 64 else 0) + (9 if width >= 84 else 0)
+    cells = 11 + (6 if width >= 64 else 0) + (9 if width >= 84 else 0) + (10 if width >= EXPECTED_FROM else 0)
     return cells, (44 if width >= 170 else 32 if width >= 130 else 0)
 
 

@@ -6,6 +6,7 @@ page of the axis.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rich.segment import Segment
@@ -93,6 +94,10 @@ class Waterfall(Panel):
         """What is said while there is no request to show."""
         self.interlaced = False
         """Whether so many live requests are in sight that each moves in every other frame only."""
+        self.expect: Callable[[RequestView], float | None] = lambda view: None
+        """ms after which a request should have got so far; None where nothing tells."""
+        self.ticks = False
+        """Whether bars carry a tick at what was expected of them."""
         self._parity: int | None = None
         self._cache: dict[tuple[str, int], tuple[RequestView, tuple[object, ...], list[Segment]]] = {}
 
@@ -173,7 +178,7 @@ class Waterfall(Panel):
             rows.extend(self._nothing_yet(width, room))
         elif snapshot is not None:
             bars = Bars(look, bar_cells, grid)
-            context = (width, self.axis.version, grid, look)
+            context = (width, self.axis.version, grid, look, self.ticks)
             cache: dict[tuple[str, int], tuple[RequestView, tuple[object, ...], list[Segment]]] = {}
             for view in self.listing.rows[: max(0, room)]:
                 chosen = view.key == self.listing.selected
@@ -189,7 +194,7 @@ class Waterfall(Panel):
             line = Line(width).fill_to(bar_at, look.text)
             rows.append(line.put(grid, look.grid).end(look.text) if self.listing.rows else blank(width, look.text))
         if self.legend_rows:
-            rows.append(legend(look, width))
+            rows.append(legend(look, width, expected=self.ticks))
         return rows
 
     def _still(self, drawn: RequestView, view: RequestView) -> bool:
@@ -291,7 +296,10 @@ class Waterfall(Panel):
         ]
         head = self.axis.column(end, bars.width) if view.closed is None else None
         shade = (0 if view.closed is None else 2) + (view.key[1] & 1)
-        return bars.draw(stretches, back, marks=marks, head=head, cut=view.received < begin, shade=shade)
+        should = self.expect(view) if self.ticks else None
+        tick = None if should is None else (view.received + int(should * 1e6) - begin) * units // span
+        return bars.draw(stretches, back, marks=marks, head=head, cut=view.received < begin, shade=shade,
+                         expected=tick)  # fmt: skip
 
     def _nothing_yet(self, width: int, height: int) -> list[Row]:
         """What stands in place of the bars: what the program is doing, and the stages that will be seen."""

@@ -19,6 +19,7 @@ from tracer.analysis.diagnosis.spell import points
 from tracer.analysis.diagnosis.steps import Flags, Ints
 from tracer.clock import NS_PER_MS, NS_PER_S
 from tracer.stages import Stage
+from tracer.state import admission
 
 NEVER, BLOCKED, HOP = "never-admitted", "admission-blocked", "queue-hop"
 KV, SLOTS, OVER, UNEQUAL = "kv-blocks", "batch-limit", "over-capacity", "unequal-engines"
@@ -57,10 +58,7 @@ def waits_of(engine: EngineFacts, now: int) -> list[Wait]:
 
 def too_large(engine: EngineFacts, request: Asked) -> int | None:
     """Blocks that the prompt needs when that is more than the pool has, else None."""
-    if engine.num_blocks <= 0 or engine.block_size <= 0 or request.prompt_tokens <= 0:
-        return None
-    need = math.ceil(request.prompt_tokens / engine.block_size)
-    return need if need > engine.num_blocks else None
+    return admission.too_large(request.prompt_tokens, engine.block_size, engine.num_blocks)
 
 
 # --- never, blocked ------------------------------------------------------------------------------------------------
@@ -315,7 +313,7 @@ def _heads(engine: EngineFacts, kept: Kept, begins: Ints) -> Ints:
     for place, t in enumerate(begins.tolist()):
         while at < len(coming) and coming[at].begin <= t:
             wait = coming[at]
-            need = math.ceil(max(0, wait.request.uncached) / engine.blocks_of)
+            need = admission.blocks_for(max(0, wait.request.uncached), engine.blocks_of)
             heapq.heappush(heap, (wait.begin, wait.end, need))
             at += 1
         while heap and heap[0][1] <= t:

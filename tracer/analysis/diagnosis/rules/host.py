@@ -94,7 +94,8 @@ def cpu_oversubscription(case: Case) -> Sequence[Said]:
 
 def _starved(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     table = engine.steps
-    beats = [beat for beat in engine.beats if beat.cpu_ns >= 0]
+    # Where the passes run in a worker, the engine's own process only waits for it.
+    beats = [beat for beat in evidence.computes(engine).beats if beat.cpu_ns >= 0]
     if not engine.device.startswith("cpu") or len(beats) <= limit.STARVED_BEATS or len(table) < limit.SAMPLES:
         return []
     computing = np.maximum(table.computing, 0)

@@ -83,7 +83,7 @@ def _long_prompt(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
         exhibits=[
             Exhibit("prompt tokens a step", "tokens", points(table.begin, table.prefill)),
             Exhibit("ITL", "ms", points(table.tokens_at, table.interval / NS_PER_MS)),
-            Exhibit("culprit scheduled", "event", ((first, float(culprit.prompt_tokens)),)),
+            Exhibit("culprit scheduled, prompt", "tokens", ((first, float(culprit.prompt_tokens)),)),
         ],
         slowdown=_slowdown(engine, begin, end),
     )]  # fmt: skip

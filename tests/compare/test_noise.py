@@ -1,0 +1,135 @@
+"""Two runs of the same traffic are called equal; a fault of ten per cent is found in its stage."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.compare.traffic import Traffic
+from tracer.analysis.compare import Comparison, compare, trace_of_views
+from tracer.analysis.compare import resampling as noise
+from tracer.stages import Stage
+
+CALM = Traffic(drift=0.02)
+
+
+def between(before: Traffic, after: Traffic, seed: int = 0, **options: object) -> Comparison:
+    """Two runs, drawn apart."""
+    traces = [trace_of_views("before", before.views(2 * seed + 1)), trace_of_views("after", after.views(2 * seed + 2))]
+    return compare(traces, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("other", [0, 1000], ids=["the same requests", "requests drawn anew"])
+def test_equal_runs_are_called_different_in_at_most_one_of_twenty(other: int) -> None:
+    """Requests wait for each other and the engine's speed drifts: neighbours are alike."""
+    runs, alarms = 60, 0
+    for seed in range(runs):
+        before, after = Traffic(requests=40, lengths=seed), Traffic(requests=40, lengths=other + seed)
+        alarms += bool(between(before, after, seed, rounds=300).pairs[0].differs)
+    assert alarms <= runs // 20
+
+
+def test_a_verdict_of_no_difference_says_so_with_its_noise() -> None:
+    (pair,) = between(Traffic(), Traffic()).pairs
+    assert pair.differs is False
+    assert pair.explained_by is None
+    assert pair.verdict.startswith("No difference beyond noise: E2E p50 ")
+    assert "noise ±" in pair.verdict
+    assert all(not change.differs for found in pair.changes.values() for change in found.values())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_decode_slowed_by_a_tenth_is_found_in_decode_and_told_per_token(seed: int) -> None:
+    slowed = Traffic(drift=0.02, token_ms=22.0, lengths=seed)
+    (pair,) = between(Traffic(drift=0.02, lengths=seed), slowed, seed).pairs
+    assert pair.differs
+    assert pair.explained_by == "decode"
+    assert pair.change("tpot", "mean").relative == pytest.approx(0.1, abs=0.03)
+    (rate,) = [rate for rate in pair.rates if rate.stage == "decode"]
+    assert rate.before == pytest.approx(20, rel=0.03)
+    assert rate.after == pytest.approx(22, rel=0.03)
+    if pair.beyond_noise("e2e"):
+        assert f"{rate.before:.1f} → {rate.after:.1f} ms an output token" in pair.verdict
+
+
+@pytest.mark.parametrize(
+    ("fault", "stage"),
+    [(Traffic(drift=0.02, wait_ms=50.0), "admission"),
+     (Traffic(drift=0.02, slots=1), "admission"),
+     (Traffic(drift=0.02, prompt_ms=0.4), "prefill"),
+     (Traffic(drift=0.02, stage_ms=((Stage.SAMPLE, 20.0),)), "sample"),
+     (Traffic(drift=0.02, stage_ms=((Stage.TOKENISE, 30.0),)), "tokenise"),
+     (Traffic(drift=0.02, stage_ms=((Stage.TEARDOWN, 90.0),)), "teardown")],
+)  # fmt: skip
+def test_the_stage_that_got_slower_is_named(fault: Traffic, stage: str) -> None:
+    for seed in range(3):
+        (pair,) = between(CALM, fault, seed).pairs
+        assert pair.explained_by == stage, pair.verdict
+        label = next(part.row.label for part in (*pair.e2e_parts, *pair.ttft_parts) if part.row.key == stage)
+        assert label in pair.verdict
+
+
+def test_what_got_faster_is_told_as_well() -> None:
+    (pair,) = between(Traffic(drift=0.02, wait_ms=80.0), CALM).pairs
+    assert "TTFT p50 fell" in pair.verdict
+    assert pair.explained_by == "admission"
+    assert (pair.change("ttft", "p50").difference or 0) < 0
+
+
+def test_longer_answers_are_no_slower_decode_once_they_are_matched() -> None:
+    longer = Traffic(requests=120, drift=0.02, lengths=5, output_scale=1.6, prompt_scale=1.4)
+    base = Traffic(requests=120, drift=0.02)
+    matched, plain = between(base, longer), between(base, longer, match="none")
+    assert matched.pairs[0].differs is False, matched.pairs[0].verdict
+    assert plain.pairs[0].explained_by == "decode"
+    assert any("other outputs" in warning for warning in plain.pairs[0].warnings)
+    assert matched.late.counts[0] < matched.late.eligible[0]
+    assert matched.late.factor > 0
+
+
+def test_reuse_that_stopped_is_a_difference_unless_work_is_matched() -> None:
+    """By default what a prefix cache no longer saves shows; matched by computed tokens the engine is as fast."""
+    warm, cold = Traffic(requests=120, drift=0.02, cached=0.8), Traffic(requests=120, drift=0.02)
+    by_length, by_work = between(warm, cold), between(warm, cold, match="work")
+    assert by_length.pairs[0].explained_by == "prefill"
+    assert any("prefix cache held" in warning for warning in by_length.pairs[0].warnings)
+    assert not by_work.pairs[0].change("prefill", "p50").differs
+
+
+def test_the_same_input_gives_the_same_answer() -> None:
+    assert between(CALM, Traffic()) == between(CALM, Traffic())
+
+
+def test_parts_add_up_to_the_change_of_the_mean() -> None:
+    made = between(CALM, Traffic(token_ms=25.0, wait_ms=12.0))
+    (pair,) = made.pairs
+    for key, parts in (("e2e", pair.e2e_parts), ("ttft", pair.ttft_parts)):
+        values = made.figures[key]["mean"].values
+        assert sum(part.before for part in parts) == pytest.approx(values[0], rel=1e-4)
+        assert sum(part.change for part in parts) == pytest.approx((values[1] or 0) - (values[0] or 0), abs=0.05)
+
+
+# --- the arithmetic ---------------------------------------------------------------------------------------------------
+
+
+def test_weighted_quantiles_are_those_of_repeated_values() -> None:
+    random = np.random.default_rng(3)
+    values = random.lognormal(3, 1, 400)
+    repeats = random.integers(1, 5, (3, 400))
+    found = noise.weighted_quantiles(values, repeats.astype(np.float64), (0.5, 0.95))
+    for line, counts in enumerate(repeats):
+        plain = np.quantile(np.repeat(values, counts), (0.5, 0.95))
+        assert found[:, line] == pytest.approx(plain, rel=0.05)
+    assert np.isnan(noise.weighted_quantiles(values, np.zeros((1, 400)), (0.5,))).all()
+
+
+def test_every_request_is_drawn_as_often_as_any_other() -> None:
+    drawn = noise.draws(np.random.default_rng(1), 30, 7, 4000)
+    assert drawn.min() >= 0
+    assert drawn.sum(axis=1) == pytest.approx(35)
+    assert drawn.mean(axis=0) == pytest.approx(35 / 30, rel=0.1)
+
+
+def test_students_t_is_that_of_the_tables() -> None:
+    for freedom, wanted in ((10, 3.169), (20, 2.845), (60, 2.660)):
+        assert noise.student(2.5758, freedom) == pytest.approx(wanted, rel=0.01)

@@ -1,0 +1,193 @@
+"""A whole trace as rows: every request, every step with its members, every output token. What the exporters write.
+
+Rows come from a state that has kept everything (`tracer.exports.read_whole` folds a file so), or from the one of a live
+process as far as it goes back. Their sums are the state's: an exporter that writes all rows has written the totals.
+Text from requests, models and hosts is not cleaned here: whoever writes a row cleans it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from tracer.clock import NS_PER_MS
+from tracer.events import Step
+from tracer.stages import Stage
+from tracer.state import decode, latency
+from tracer.state.overview import step_view
+from tracer.state.requests import Request, Span
+from tracer.state.trace_state import TraceState
+from tracer.state.view import RequestView, Snapshot, StepView
+
+MOST: Final = 1 << 40
+"""How much a state keeps that is to be exported: all of it."""
+
+
+class Member(NamedTuple):
+    """A request's part in a step: `place` in `Whole.requests`, tokens that it ran and got."""
+
+    place: int
+    scheduled: int
+    produced: int
+
+
+class Token(NamedTuple):
+    """One output token. `number` counts from 1; `t` when it was known (ns); `gap_ms` since the one before, None for the
+    first; `batch` members of its step; `step` its number and `source` whose, None and empty where it is not kept."""
+
+    number: int
+    t: int
+    gap_ms: float | None
+    batch: int
+    step: int | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """One request: what the state shows of it, and the record behind that."""
+
+    place: int
+    view: RequestView
+    record: Request
+    prompt_text: str | None = None
+    output_text: str | None = None
+    """Text, None unless it was asked for and is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """One step of the engine `view.source`. `t_token`: when its tokens were known (ns)."""
+
+    view: StepView
+    step: Step
+    t_token: int
+    members: list[Member]
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over the rows. `prompt_tokens` and `output_tokens`: of the requests; `tokens`: output tokens whose instant
+    is known; `stage_ms`: of each stage over the requests in which it has a length."""
+
+    requests: int = 0
+    finished: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    tokens: int = 0
+    steps: int = 0
+    stage_ms: dict[Stage, float] = field(default_factory=dict)
+
+
+class Whole:
+    """See the module. `name` is what the trace is called; `request` keeps one request (by any of its ids) and the steps
+    that it took part in; without `with_text` no row has text. Raises LookupError when there is no such request."""
+
+    def __init__(
+        self, state: TraceState, name: str, *, with_text: bool = False, request: str | None = None
+    ) -> None:
+        self.name = name
+        self.with_text = with_text
+        self.snapshot: Snapshot = state.snapshot(window_s=math.inf)
+        chosen = None if request is None else state.requests.find(request)
+        if request is not None and chosen is None:
+            raise LookupError(request)
+        self.requests: list[RequestRow] = []
+        for record, view in zip(list(state.requests.order), self.snapshot.requests, strict=True):
+            if chosen is None or record is chosen:
+                prompt = record.prompt_text if with_text else None
+                output = "".join(record.output) if with_text and record.output else None
+                self.requests.append(RequestRow(len(self.requests), view, record, prompt, output))
+        self.batches = {source.name: source.batch for source in state.sources.values() if source.batch.count}
+        self._sources = {id(batch): name for name, batch in self.batches.items()}
+        self.steps: list[StepRow] = self._steps(state, chosen is not None)
+        self.anchor = next((s.header.anchor for s in state.sources.values() if s.header is not None), None)
+        self.headers = {source.name: source.header for source in state.sources.values() if source.header is not None}
+
+    @property
+    def began(self) -> int:
+        """The first instant of the trace (ns)."""
+        return self.snapshot.began
+
+    @property
+    def now(self) -> int:
+        """The last one: where whatever still runs has got to (ns)."""
+        return self.snapshot.now
+
+    @property
+    def has_text(self) -> bool:
+        """Whether any row has text."""
+        return any(row.prompt_text is not None or row.output_text is not None for row in self.requests)
+
+    def wall(self, t: int) -> int:
+        """Wall time of the instant `t` in ns since the epoch; counted from the epoch where no process told it."""
+        return max(0, t if self.anchor is None else self.anchor.to_wall(t))
+
+    def end(self, view: RequestView) -> int:
+        """Where a request ends, or has got to (ns)."""
+        if view.closed is None:
+            return max(view.received, self.now)
+        if view.e2e_ms is not None:
+            return view.received + round(view.e2e_ms * NS_PER_MS)
+        return max(view.received, view.closed)
+
+    def totals(self) -> Totals:
+        """Sums over the rows."""
+        views = [row.view for row in self.requests]
+        stage_ms = {stage: math.fsum(view.stages[stage - 1].ms or 0.0 for view in views) for stage in Stage}
+        return Totals(
+            requests=len(views),
+            finished=sum(view.closed is not None for view in views),
+            prompt_tokens=sum(view.prompt_tokens or 0 for view in views),
+            output_tokens=sum(view.output_tokens for view in views),
+            tokens=sum(len(decode.token_times(row.record)[0]) for row in self.requests),
+            steps=len(self.steps),
+            stage_ms=stage_ms,
+        )
+
+    def tokens(self, row: RequestRow) -> Iterator[Token]:
+        """The output tokens of a request whose instants are known, in order."""
+        record = row.record
+        times, batches = decode.token_times(record)
+        gaps = latency.itl(times)
+        batch = record.batch
+        source = self._sources.get(id(batch), "") if batch is not None else ""
+        numbers: list[int | None] = [None] * (len(times) - sum(map(_count, decode.spans(record))))
+        if batch is not None:
+            for span in decode.spans(record):
+                for index in range(span.first, span.last + 1):
+                    numbers += [batch.history.step(index).n] * span.produced
+        for place, (t, size, number) in enumerate(zip(times, batches, numbers, strict=True)):
+            gap = gaps[place - 1] / NS_PER_MS if place else None
+            yield Token(place + 1, t, gap, size, number, source if number is not None else "")
+
+    def _steps(self, state: TraceState, only_taken_part: bool) -> list[StepRow]:
+        """All steps in order of time, with who took part in them."""
+        members: dict[tuple[int, int], list[Member]] = {}
+        for row in self.requests:
+            record = row.record
+            if record.batch is None:
+                continue
+            batch = id(record.batch)
+            for span in decode.spans(record):
+                for index in range(span.first, span.last + 1):
+                    members.setdefault((batch, index), []).append(Member(row.place, span.scheduled, span.produced))
+            for item in (*record.passes, *record.redo):
+                if isinstance(item.step, int) and not item.produced:
+                    members.setdefault((batch, item.step), []).append(Member(row.place, item.scheduled, 0))
+        rows: list[StepRow] = []
+        for source in state.sources.values():
+            history = source.batch.history
+            for place, step in enumerate(history.steps):
+                took_part = members.get((id(source.batch), history.base + place), [])
+                if took_part or not only_taken_part:
+                    view = step_view(source.name, step, history.sizes[place], history.prefills[place])
+                    rows.append(StepRow(view, step, history.tokens[place], took_part))
+        rows.sort(key=lambda row: row.step.t)
+        return rows
+
+
+def _count(span: Span) -> int:
+    return (span.last - span.first + 1) * span.produced

@@ -1,0 +1,134 @@
+"""`tracer metrics`, and the options by which other commands serve metrics, send them, and watch alerts."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tracer.outlets import Outlets
+    from tracer.state.trace_state import TraceState
+
+Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
+
+
+def add_outlet_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that `tracer.outlets.Outlets.open` reads."""
+    add = parser.add_argument
+    add("--metrics", metavar="ADDR", help="serve OpenMetrics at ADDR: 9464, 127.0.0.1:9464; port 0 takes any")
+    add("--otlp-metrics", metavar="URL", help="send metrics to an OpenTelemetry collector: http://127.0.0.1:4318")
+    add("--alerts", type=Path, metavar="FILE", help="watch the alerts of a TOML file")
+
+
+def metrics(options: argparse.Namespace) -> int:
+    """Print the figures as metrics, or serve and send them and watch alerts, without a screen."""
+    from tracer.outlets import Outlets
+    from tracer.studies import is_trace
+
+    outlets = Outlets.open(options, _say)
+    try:
+        return _of_file(options.target, outlets) if is_trace(options.target) else _of_engine(options, outlets)
+    finally:
+        outlets.close()
+
+
+def _of_file(target: str, outlets: Outlets) -> int:
+    """What a recording tells at its end; alerts are watched through all of it."""
+    from tracer.clock import NS_PER_S
+    from tracer.metrics_server import MetricsError
+    from tracer.outlets import LOOK_S
+    from tracer.state.trace_state import TraceState
+    from tracer.trace_file import TraceFile
+
+    if outlets.endpoint is not None or outlets.pusher is not None:
+        raise MetricsError(f"{target} is a recording: its metrics are printed, not served or sent")
+    state, period, due = TraceState(), int(LOOK_S * NS_PER_S), 0
+    with TraceFile(target) as trace:
+        for delivery in trace.deliveries():
+            if delivery.header is not None:
+                state.add_source(delivery.header)
+            state.unknown += delivery.unknown
+            for event in delivery.events:
+                if outlets.alerts is not None and event.t >= due:
+                    if due:
+                        outlets.look(state, state.now)
+                    due = event.t + period
+                state.apply(delivery.source, event)
+    outlets.look(state, state.now)
+    _print(state, outlets)
+    return outlets.exit_code
+
+
+def _of_engine(options: argparse.Namespace, outlets: Outlets) -> int:
+    import asyncio
+
+    from tracer.studies import state_of
+    from tracer.targets import choose, find_targets
+
+    if not outlets.wanted:
+        _print(state_of(options.target), outlets)
+        return 0
+    target = choose(find_targets(), options.target)
+    _say(f"watching {target.name}; Ctrl-C ends it")
+
+    async def watch() -> None:
+        from tracer.bus import Bus
+        from tracer.follow import follow
+        from tracer.state.trace_state import TraceState
+
+        bus, state = Bus(), TraceState()
+        for source in target.sources():
+            bus.add(source)
+        working = asyncio.create_task(outlets.run(state))
+        following = asyncio.create_task(follow(bus, state))
+        try:
+            await asyncio.wait({following, working}, timeout=options.seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (following, working):
+                task.cancel()
+            await asyncio.gather(following, working, return_exceptions=True)
+            outlets.look(state, state.now)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(watch())
+    return outlets.exit_code
+
+
+def _print(state: TraceState, outlets: Outlets) -> None:
+    """The metrics on stdout, in the OpenMetrics format."""
+    from tracer.extras import wants
+
+    with wants("metrics"):
+        from tracer.export import openmetrics
+    sys.stdout.write(openmetrics.text(outlets.families(state)))
+
+
+def _say(text: str) -> None:
+    from tracer.text import clean
+
+    print(clean(f"tracer: {text}"), file=sys.stderr, flush=True)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e7:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value
+
+
+def add_commands(command: Command, wanted: str) -> None:
+    """Put `tracer metrics` on the command line."""
+    one = command("metrics", metrics,
+        "  tracer metrics slow.trace\n"
+        "  tracer metrics 4711 --metrics 9464 --alerts alerts.toml\n"
+        "  tracer metrics vllm --otlp-metrics http://127.0.0.1:4318")  # fmt: skip
+    one.add_argument("target", metavar="FILE|TARGET", help="a recorded trace, a pid, or a name as in attach --list")
+    add_outlet_arguments(one)
+    one.add_argument("--seconds", type=_seconds, metavar="N", help="end after N seconds")
