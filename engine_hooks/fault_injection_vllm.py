@@ -30,8 +30,9 @@ RUNNERS: Final = (
     ("vllm.v1.worker.gpu_model_runner", "_sample"),
     ("vllm.v1.worker.gpu.model_runner", "sample"),
 )
-"""Module and sampling method of both model runners, whose first argument is a matrix of a row for each sequence. They are not used for the dummy batches of a start, as
-the sampler is: a fault that begins half-way counts from the first request."""
+"""Module and sampling method of both model runners, whose first argument is a matrix of a row for each sequence. They
+are not used for the dummy batches of a start, as the sampler is: a fault that begins half-way counts from the first
+request."""
 
 
 def before_plugins(put: Callable[[], None]) -> None:

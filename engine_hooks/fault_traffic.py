@@ -40,7 +40,9 @@ class FaultScript(Script):
             # What is found in the prefix cache before it begins is what is lost then.
             return self.chats() if self.fault.traffic == "chats" else self.everyday()
         plan = SCRIPTS[self.fault.traffic](self)
-        return replace(plan, system=f"{_time_of_day()} {plan.system or SYSTEM_PROMPTS[0]}") if self.fault.clock else plan
+        if not self.fault.clock:
+            return plan
+        return replace(plan, system=f"{_time_of_day()} {plan.system or SYSTEM_PROMPTS[0]}")
 
     def everyday(self) -> Plan:
         """One of the demo's everyday mix, but nobody hangs up and no document is read: nothing that a user would call

@@ -53,7 +53,8 @@ class Traffic:
 
     `start` the process early, it takes a second to load; `begin` when the engine serves. `on_record` is called with the
     stopwatch of each request that has ended, `on_lost` with a reason when the process ends by itself. `clients` are the
-    module and function that they are, and arguments before those of `clients.main`. All methods belong to the event loop in which `start` ran; before it they only note what is wanted.
+    module and function that they are, and arguments before those of `clients.main`. All methods belong to the event
+    loop in which `start` ran; before it they only note what is wanted.
     """
 
     def __init__(self, rate: float = 0.5, seed: int = 0, bursts: bool = True,

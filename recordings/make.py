@@ -201,7 +201,7 @@ def model_h100(path: Path) -> None:
     from tracer.keyframes.keyframer import Keyframer
     from tracer.recording import Recorder
 
-    made = reference()
+    made = reference(ignore_kv=True)  # as the reference figures are: reading the KV cache adds 1.6 %
     header = modelled_header(made)
     path.unlink(missing_ok=True)
     recorder = Recorder(path, keyframes=Keyframer())

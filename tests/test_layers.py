@@ -20,7 +20,9 @@ def loaded_by(statement: str) -> set[str]:
 @pytest.mark.parametrize(
     "module",
     ["tracer", "tracer.cli", "tracer.state.trace_state", "tracer.bus", "tracer.publisher", "tracer.export.text",
-     "tracer.export.jsondoc", "engine_hooks", "engine_hooks.transformers_cb", "engine_hooks.inject"],
+     "tracer.export.jsondoc", "tracer.exports", "tracer.export.page_file",
+     "tracer.export.metrics", "tracer.outlets", "tracer.hardware.gauge", "engine_hooks",
+     "engine_hooks.transformers_cb", "engine_hooks.inject"],
 )  # fmt: skip
 def test_neither_an_engine_nor_the_screen_is_loaded(module: str) -> None:
     loaded = loaded_by(f"import {module}")

@@ -18,6 +18,8 @@ RUN_ELSEWHERE = {
     "python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt -e '.[transformers]'": ".ci/run",
     ".venv/bin/tracer demo": "tests/demo/test_demo.py::test_on_a_terminal_it_shows_requests_and_obeys_keys",
     ".venv/bin/pip install -q -c constraints.txt -e '.[transformers,dev]' && .venv/bin/python -m pytest": ".ci/run",
+    "tracer demo --fault slow-sampler@20":
+        "tests/diagnosis/test_faults.py::test_two_faults_of_a_demo_are_found_in_a_real_engine",
     "tracer attach": "tests/cli/test_screen.py::test_attach_joins_the_only_engine_and_leaves_it_alone",
     "tracer run -- vllm serve MODEL": "tests/vllm/test_serve.py::test_three_processes_tell_one_story",
     "tracer replay slow.trace": "tests/cli/test_studies.py::test_a_recording_is_replayed_in_the_same_screens",

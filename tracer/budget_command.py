@@ -33,17 +33,18 @@ def run(options: argparse.Namespace) -> int:
     on_screen = options.screen or options.journey
     if options.json and on_screen:
         raise AnalysisError(f"--{ways[0]} opens a screen: it cannot be printed as JSON")
-    if on_screen or (asks_for_nothing(options) and not options.json and has_screen()):
-        if not has_screen():
-            raise AnalysisError("no terminal to draw on; without --screen and --journey the budget is printed")
-        from tracer.screen import show_budget
-
-        return show_budget(options, journey=options.journey)
-    from tracer.export.budget_text import budget_document, budget_text
-
+    if on_screen and not has_screen():
+        raise AnalysisError(f"no terminal to draw on; without --{ways[0]} the budget is printed")
+    on_screen = on_screen or (asks_for_nothing(options) and not options.json and has_screen())
     made = budget_of(options)
     if made.device.name == "cpu":
         _keep_processor()
+    if on_screen:
+        from tracer.screen import show_budget
+
+        return show_budget(made, journey=options.journey)
+    from tracer.export.budget_text import budget_document, budget_text
+
     _print(options, budget_text(made, width=width(), unicode=has_bars()), budget_document(made))
     return 0
 

@@ -23,8 +23,10 @@ from tracer.stdout import has_bars, has_screen, width
 from tracer.studies import add_commands
 from tracer.telemetry import add_commands as add_telemetry
 from tracer.telemetry import add_outlet_arguments
+from tracer.web import add_commands as add_web
 
 if TYPE_CHECKING:
+    from tracer.remote import RemoteTarget
     from tracer.run import Job
     from tracer.state.trace_state import TraceState
     from tracer.state.view import Snapshot
@@ -35,7 +37,10 @@ ENGINES = ("transformers", "vllm")
 """What `tracer demo` can start: the keys of `engine_hooks.demo.LAUNCHERS`, here so that --help need not load them."""
 
 
-KNOWN = ("ExportError", "MetricsError", "AlertsError", "MissingExtraError", "TargetError", "TraceFileError", "AnalysisError")
+KNOWN = (
+    "ExportError", "LinkError", "WebError", "MetricsError", "AlertsError", "MissingExtraError", "TargetError",
+    "TraceFileError", "AnalysisError",
+)  # fmt: skip
 """Errors whose message is a sentence for the user, by name: to import them all takes longer than --help may."""
 
 
@@ -69,19 +74,32 @@ def attach(options: argparse.Namespace) -> int:
     """Join engines that run with the hooks on."""
     import asyncio
 
-    from tracer.outlets import Outlets
-    from tracer.screen import show_live
+    from tracer.remote import RemoteTarget, is_remote
     from tracer.targets import choose, find_targets, table
 
-    targets = find_targets()
+    away = [name for name in options.targets if is_remote(name)]
+    if len(options.targets) > 1 and len(away) < len(options.targets):
+        raise UsageError("one target of this host, or one or more of the form ssh://HOST")
+    targets = [] if away else find_targets()
+    if away and not has_screen():
+        raise UsageError(f"no terminal to show {away[0]} in; print it once with: tracer show {away[0]}")
+    if away:
+        return _attach(RemoteTarget.open(away), options)
     if not targets:
         raise UsageError("nothing runs with the hooks on; start an engine with: tracer run -- CMD …")
     if options.list:
         _print("\n".join(asyncio.run(table(targets))))
         return 0
-    target = choose(targets, options.target) if options.target else _only(targets)
+    target = choose(targets, options.targets[0]) if options.targets else _only(targets)
     if not has_screen():
         raise UsageError(f"no terminal to show {target.name} in; print it once with: tracer show {target.name}")
+    return _attach(target, options)
+
+
+def _attach(target: Target | RemoteTarget, options: argparse.Namespace) -> int:
+    from tracer.outlets import Outlets
+    from tracer.screen import show_live
+
     outlets = Outlets.open(options, lambda text: print(f"tracer: {text}", file=sys.stderr))
     try:
         return show_live(target.sources(), target.name, slo=options.slo, outlets=outlets)
@@ -101,6 +119,13 @@ def show(options: argparse.Namespace) -> int:
 
         _print_summary(state.snapshot(numbers=Ask(slo=options.slo)), options.json)
     return 0
+
+
+def relay(options: argparse.Namespace) -> int:
+    """Carry events over stdin and stdout: the far end of tracer attach ssh://HOST."""
+    from tracer.relay import carry
+
+    return carry(options.target)
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -349,9 +374,13 @@ def _parser(wanted: str = "") -> argparse.ArgumentParser:
     one = command("attach", attach,
         "  tracer attach                 the only one, or a choice\n"
         "  tracer attach 4711            by pid\n"
+        "  tracer attach ssh://gpu-7     over SSH: the events travel, not the screen\n"
+        "  tracer attach ssh://gpu-7 ssh://gpu-8/vllm\n"
         "  tracer attach --list")  # fmt: skip
     add_slo(one)
-    one.add_argument("target", nargs="?", metavar="NAME|PID", help="which one, as --list names it")
+    one.add_argument("targets", nargs="*", metavar="NAME|PID|ssh://HOST",
+                     help="which one, as --list names it, or those of other hosts: ssh://[user@]host[:port][/NAME]; "
+                          "tracer has to be there, in the PATH or where TRACER_RELAY says")  # fmt: skip
     one.add_argument("--list", action="store_true", help="print what can be joined and leave")
     add_outlet_arguments(one)
 
@@ -371,6 +400,12 @@ def _parser(wanted: str = "") -> argparse.ArgumentParser:
     add_comparison(command, wanted)
     add_exports(command)
     add_commands(command, wanted)
+    add_web(command, wanted)
+    one = command("relay", relay,
+        "  tracer attach ssh://HOST             what starts it over there\n"
+        "  ssh HOST tracer relay                what that runs")  # fmt: skip
+    one.add_argument("target", nargs="?", metavar="NAME|PID", help="which one, as tracer attach --list names it; "
+                     "default: every process of this user that runs with the hooks on")  # fmt: skip
     return parser
 
 

@@ -14,13 +14,13 @@ from typing import Final
 
 from platformdirs import user_cache_path
 
+from tracer.block_file import BlockFile, mark_block
+from tracer.block_maker import BlockMaker
 from tracer.blocks import TraceFileError
 from tracer.clock import NS_PER_S
 from tracer.events import Header, SourceGone
 from tracer.frames import SequenceCheck
 from tracer.intake import Delivery
-from tracer.keyframes.keyframer import Keyframer
-from tracer.recording import Recorder
 from tracer.retained import Retained
 from tracer.trace_file import TraceFile
 
@@ -40,37 +40,41 @@ def excerpt(trace: Path | str, target: Path, begin: int, end: int, *, mark: int 
     Raises TraceFileError for a file that is none or cannot be written.
     """
     with TraceFile(trace) as source:
-        at = source.begin
-        recorder: Recorder | None = None
         known: dict[str, tuple[Header | None, Retained]] = {}
         checks: dict[str, SequenceCheck] = {}
-        for block in source.blocks:
-            if block.first > end:
-                break
-            if recorder is None and (block.last >= begin or block is source.blocks[-1]):
-                at = block.first
-                recorder = Recorder(target, with_text=source.with_text, keyframes=Keyframer(), now=lambda: at)
-                for name, (header, retained) in known.items():
-                    recorder.write(Delivery(name, header, retained.snapshot()))
-                recorder.flush()
-            at = block.last
+        place, last = 0, len(source.blocks) - 1
+        while place < last and source.blocks[place].last < begin:
+            block = source.blocks[place]
             for delivery in source.checked(block, checks):
                 header, retained = known.get(delivery.source) or (None, Retained())
                 known[delivery.source] = delivery.header or header, retained
-                if recorder is not None:
-                    recorder.write(delivery)
-                    continue
-                retained.observe(delivery.events, at)
+                retained.observe(delivery.events, block.last)
                 if delivery.events and type(delivery.events[-1]) is SourceGone:
                     del known[delivery.source]
-        if recorder is None:
+            place += 1
+        if last < 0 or source.blocks[place].first > end:
             raise TraceFileError(f"{source.path}: nothing happened between these instants")
+        first = source.blocks[place].first
+        maker = BlockMaker(with_text=source.with_text, began=first)
+        maker.due = first
+        maker.seqs = {name: check.expected for name, check in checks.items() if check.expected is not None}
+        file = BlockFile(target, with_text=source.with_text)
+        told = [Delivery(name, header, retained.snapshot()) for name, (header, retained) in known.items()]
+        for made in maker.make_known(told):
+            file.put(made)
+        for block in source.blocks[place:]:
+            if block.first > end:
+                break
+            for delivery in source.checked(block, checks):
+                maker.put(delivery)
+            for made in maker.make(maker.take(), block.last):
+                file.put(made)
         if mark is not None:
-            recorder.mark(mark, why)
-        recorder.close()
-        if recorder.error:
-            raise TraceFileError(recorder.error)
-        return recorder.size
+            file.put(mark_block(maker, mark, why))
+        file.close(maker)
+        if file.error:
+            raise TraceFileError(file.error)
+        return file.size
 
 
 def around(start: int, end: int | None, last: int) -> tuple[int, int]:

@@ -211,7 +211,7 @@ def write_trace(imported: Imported, path: Path, *, overwrite: bool = False) -> N
 
     from tracer.block_file import why
     from tracer.blocks import TraceFileError
-    from tracer.export.output import ExportError
+    from tracer.export.output import ExportError, put_in_place
     from tracer.intake import Delivery
     from tracer.keyframes.keyframer import Keyframer
     from tracer.recording import BLOCK_NS, Recorder
@@ -237,7 +237,7 @@ def write_trace(imported: Imported, path: Path, *, overwrite: bool = False) -> N
         recorder.close()
         if recorder.error:
             raise ExportError(recorder.error.replace(str(beside), str(path)))
-        beside.replace(path)
+        put_in_place(beside, path, overwrite=overwrite)
     except TraceFileError as error:
         raise ExportError(str(error).replace(str(beside), str(path))) from None
     except OSError as error:

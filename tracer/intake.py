@@ -61,6 +61,14 @@ class Intake:
         self._frames = FrameReader()
         self._sequence = SequenceCheck()
         self._damaged = 0
+        self._resumed = False
+
+    def resume(self) -> None:
+        """The stream begins again after its connection was lost: with who speaks and a snapshot. What was said in
+        between is told as a `Gap`."""
+        self._frames = FrameReader()
+        self._damaged = 0
+        self._resumed = self.header is not None
 
     @property
     def source(self) -> str:
@@ -115,7 +123,10 @@ class Intake:
     def _take(self, batch: Batch, unread: int, events: list[Event]) -> None:
         if self.header is None:
             raise FrameError("did not introduce itself: not a traced process")
+        expected = self._sequence.expected
         missed = self._sequence.missed(batch, unread)
+        if batch.snapshot and self._resumed and expected is not None:
+            missed, self._resumed = max(0, batch.seq - expected), False
         if missed > MAX_GAP or batch.seq < 0:
             raise FrameError("its event numbers make no sense: not a traced process")
         latest = self._now() + AHEAD if self._same_clock else _LATEST

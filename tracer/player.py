@@ -8,6 +8,7 @@ wait; what does (a far seek in a file without keyframes) goes on with every tick
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ from tracer.blocks import Mark
 from tracer.clock import NS_PER_MS, NS_PER_S
 from tracer.events import Event, Received, Step
 from tracer.goals import Goal, NextEvent, NextStage, NextToken
+from tracer.keyframes.restore import without_collections
 from tracer.replay import Cursor, KeyframeIndex, items
 from tracer.state.trace_state import TraceState
 from tracer.trace_file import TraceFile
@@ -284,6 +286,14 @@ class Player:
         return self._seek_next(self.findings)
 
     def _go_on_seeking(self, budget_ns: int) -> None:
+        with without_collections():
+            self._seek_for(budget_ns)
+            if self._jumped:
+                # A whole state is new, and none of it garbage: let it count as old without walking through it once.
+                gc.freeze()
+                gc.unfreeze()
+
+    def _seek_for(self, budget_ns: int) -> None:
         target, cursor, index = self._target, self._cursor, self._index
         assert target is not None
         if index.reached < target and not index.reached <= cursor.due <= target:

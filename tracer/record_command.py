@@ -78,10 +78,10 @@ def record(options: argparse.Namespace) -> int:
     import asyncio
 
     from tracer.bus import Bus
-    from tracer.targets import choose, find_targets
+    from tracer.targets import find_target
 
     flight = new_flight(options, options.output, _say)
-    target = choose(find_targets(), options.target)
+    target = find_target(options.target)
     bus = Bus()
     for source in target.sources():
         bus.add(source)

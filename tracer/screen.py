@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import signal
 import sys
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from tracer.bus import Bus
@@ -16,12 +17,14 @@ from tracer.headless import SIGNALS, end
 from tracer.intake import Delivery
 from tracer.live_recording import LiveRecording
 from tracer.outlets import Outlets
+from tracer.remote import Remote
 from tracer.run import Run, RunError
 from tracer.slo import NO_TARGETS, Slo
 from tracer.text import clean
 from tracer.voice import Voice
 
 if TYPE_CHECKING:
+    from tracer.analysis.budget import Budget
     from tracer.player import Player
     from tracer.tui.app import TracerApp
     from tracer.tui.feed import Traffic
@@ -38,13 +41,17 @@ def show_live(
     """Show what `sources` tell until the user quits; the exit code. `slo`: the targets to begin with. `outlets` work
     beside it."""
     bus = Bus()
+    links = []
     for source in sources:
         bus.add(source)
+        if isinstance(source, Remote):
+            links.append(source)
     tape = LiveRecording(bus)
     beside = outlets or Outlets(lambda _: None)
     app = _app(bus, title, mode="live", tape=tape, log=EventLog() if beside.alerts is not None else None,
                evidence=EvidenceRing(bus))  # fmt: skip
     app.slo = slo
+    _tell_of(links, app)
     ended = ""
 
     async def main() -> None:
@@ -62,6 +69,22 @@ def show_live(
     if ended:
         print(f"tracer: {clean(ended)}", file=sys.stderr)
     return app.return_code or 0
+
+
+def _tell_of(links: Sequence[Remote], app: TracerApp) -> None:
+    """Have the screen say how the connections to other hosts are."""
+    troubles: dict[int, str] = {}
+
+    def trouble(link: int, text: str) -> None:
+        troubles[link] = clean(text)
+        app.trouble = " · ".join(text for text in troubles.values() if text)
+
+    def note(text: str) -> None:
+        app.note = clean(text)
+
+    for number, link in enumerate(links):
+        link.say = note
+        link.on_trouble = partial(trouble, number)
 
 
 def show_replay(player: Player, title: str, *, slo: Slo = NO_TARGETS) -> int:
@@ -83,6 +106,20 @@ def show_replay(player: Player, title: str, *, slo: Slo = NO_TARGETS) -> int:
     app.outlets = Outlets(lambda _: None)
     app.outlets.watch_hardware()
     app.slo = slo
+
+    async def main() -> None:
+        _leave_on(app, signal.SIGINT)
+        await app.run_async()
+
+    asyncio.run(main())
+    return app.return_code or 0
+
+
+def show_budget(made: Budget, *, journey: bool) -> int:
+    """Show a budget with its sliders, or its journey, until the user quits; the exit code."""
+    from tracer.tui.budget_app import BudgetApp
+
+    app = BudgetApp(made, journey=journey)
 
     async def main() -> None:
         _leave_on(app, signal.SIGINT)

@@ -22,5 +22,7 @@ def has_bars() -> bool:
 
 
 def has_screen() -> bool:
-    """Whether there is a terminal that can be drawn on."""
+    """Whether there is a terminal that can be drawn on, or a browser behind textual-serve."""
+    if os.environ.get("TEXTUAL_DRIVER", "").endswith(":WebDriver"):
+        return True
     return sys.stdin.isatty() and sys.stderr.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"

@@ -41,11 +41,13 @@ def state_of(target: str) -> TraceState:
 
         return load(target)
     from tracer.follow import watch_for
-    from tracer.targets import LOOK_S, TargetError, choose, find_targets
+    from tracer.targets import LOOK_AWAY_S, LOOK_S, Target, TargetError, find_target
 
-    state = asyncio.run(watch_for(choose(find_targets(), target).sources(), LOOK_S))
+    found = find_target(target)
+    look = LOOK_S if isinstance(found, Target) else LOOK_AWAY_S
+    state = asyncio.run(watch_for(found.sources(), look))
     if not state.sources:
-        raise TargetError(f"{target} did not tell anything within {LOOK_S:g} s")
+        raise TargetError(f"{target} did not tell anything within {look:g} s")
     return state
 
 
@@ -61,9 +63,9 @@ def observed(target: str, seconds: float = 30.0) -> TraceState:
         import asyncio
 
         from tracer.follow import watch_for
-        from tracer.targets import TargetError, choose, find_targets
+        from tracer.targets import TargetError, find_target
 
-        chosen = choose(find_targets(), target)
+        chosen = find_target(target)
         print(f"tracer: watching {chosen.name} for {seconds:g} s", file=sys.stderr)
         watched = asyncio.run(watch_for(chosen.sources(), seconds, ObservedState()))
         if not watched.sources:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tracer import clock
 from tracer.clock import NS_PER_S
@@ -20,8 +20,13 @@ from tracer.sources import DirectorySource, Found, LiveSource, discover
 from tracer.state.view import EngineView
 from tracer.text import clean
 
+if TYPE_CHECKING:
+    from tracer.remote import RemoteTarget
+
 LOOK_S: Final = 0.4
 """Seconds of following that tell what an engine is: a process sends its snapshot at once."""
+LOOK_AWAY_S: Final = 2.5
+"""Likewise of one on another host: clocks are matched first."""
 
 
 class TargetError(Exception):
@@ -42,6 +47,16 @@ class Target:
         if self.folder is not None:
             return [DirectorySource(self.folder)]
         return [LiveSource(found.path) for found in self.processes]
+
+
+def find_target(wanted: str) -> Target | RemoteTarget:
+    """What `wanted` names: see `choose`, or ``ssh://HOST`` for the processes of another host, which are connected to.
+
+    Raises TargetError and LinkError.
+    """
+    from tracer.remote import RemoteTarget, is_remote
+
+    return RemoteTarget.open([wanted]) if is_remote(wanted) else choose(find_targets(), wanted)
 
 
 def find_targets() -> list[Target]:

@@ -4,6 +4,7 @@
     python -m tests.bench.fault_matrix --model FOLDER --out docs/fault-matrix.md --engine vllm --repeat 5
     python -m tests.bench.fault_matrix --model FOLDER --faults healthy,overload --minutes 8 --keep traces/
     python -m tests.bench.fault_matrix --out docs/fault-matrix.md --write                              the page alone
+    python -m tests.bench.fault_matrix --out docs/fault-matrix.md --keep traces/ --again               by today's rules
 
 To be run in the engine's own environment. Each run is appended to a file of JSON lines beside the page (``--out`` with
 the suffix ``.jsonl``); a later call goes on until every fault has `--repeat` runs, so that several short calls add up.
@@ -25,7 +26,7 @@ import re
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -38,6 +39,7 @@ from tracer.analysis.diagnosis import LiveDiagnosis, ObservedState, diagnose
 from tracer.keyframes.keyframer import Keyframer
 from tracer.recording import Recorder
 from tracer.run import Run
+from tracer.studies import observed
 
 MACHINE = "cpu-oversubscription"
 LOADED = 0.5
@@ -46,6 +48,7 @@ TOGETHER = ("overload+timestamp-in-system-prompt",)
 LATER = ("slow-sampler@20", "stalled-callback@20", "slow-stream@20", "timestamp-in-system-prompt@25")
 LAB = (*faults.FAULTS, *TOGETHER, *LATER)
 READY_S = 300.0
+NOTHING = "nothing"
 BEGAN = re.compile(r"tracer: the fault begins at (\d+)")
 
 
@@ -142,7 +145,7 @@ async def run(fault: Fault, engine: str, model: str, seconds: float, seed: int, 
     recorder = None
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
-        place = keep / f"{engine}-{fault.spec}-{seed}.trace"
+        place = _place(keep, engine, fault.spec, seed)
         recorder = Recorder(place, with_text=True, keyframes=Keyframer(), overwrite=True)
     this = Run(job, environment, lambda text, passing=False: None, recorder=recorder)
     state, live = ObservedState(keep_finished=20_000, keep_steps=200_000), LiveDiagnosis()
@@ -195,10 +198,29 @@ async def run(fault: Fault, engine: str, model: str, seconds: float, seed: int, 
     )  # fmt: skip
 
 
+def _place(folder: Path, engine: str, spec: str, seed: int) -> Path:
+    """Where the recording of a run is kept."""
+    return folder / f"{engine}-{spec}-{seed}.trace"
+
+
+def again(outcome: Outcome, folder: Path) -> Outcome:
+    """A run as the present rules see it, where its recording was kept. What was told live stays as it was."""
+    place = _place(folder, outcome.engine, outcome.fault, outcome.seed)
+    if not place.is_file():
+        return outcome
+    diagnosis = diagnose(observed(str(place)))
+    return replace(
+        outcome, verdict=diagnosis.verdict, requests=diagnosis.requests, steps=diagnosis.steps,
+        found={finding.rule: round(finding.lost_ms) for finding in diagnosis.findings},
+        open=[f"{entry.question}: {entry.reason}" for entry in diagnosis.cannot_tell],
+    )  # fmt: skip
+
+
 def print_outcome(outcome: Outcome) -> None:
     """What one run gave."""
-    print(f"\n{outcome.engine} {outcome.fault}: {'right' if outcome.right else 'WRONG'}   ({outcome.requests} requests, "
-          f"{outcome.steps} steps; other programs used {outcome.others:.1f} cores)")  # fmt: skip
+    right = "right" if outcome.right else "WRONG"
+    print(f"\n{outcome.engine} {outcome.fault}: {right}   ({outcome.requests} requests, {outcome.steps} steps; "
+          f"other programs used {outcome.others:.1f} cores)")  # fmt: skip
     print(f"  {outcome.verdict}")
     for rule, lost in outcome.found.items():
         print(f"  - {rule} ({lost:,.0f} ms)")
@@ -227,10 +249,10 @@ def page(outcomes: list[Outcome]) -> str:
     """All runs as a page for people."""
     lines = [
         "# The fault matrix", "",
-        "Written by `tests/bench/fault_matrix.py` from real runs: every fault of the lab on a real engine on a CPU with "
-        "two cores, diagnosed at the end of the run. A number is in how many runs a finding was made; one in bold is a "
-        "right answer. The machine was shared: where other programs took more than half a core, the finding that it is "
-        "short of CPU is true and is not counted.", "",
+        "Written by `tests/bench/fault_matrix.py` from real runs: every fault of [the lab](diagnosis.md#the-fault-lab) "
+        "on a real engine, on a CPU with two cores, diagnosed at the end of the run. A number says in how many runs a "
+        "finding was made; one in bold is a right answer. The machine was shared: where other programs took more than "
+        "half a core, the finding that it is short of CPU is true and is not counted.", "",
     ]  # fmt: skip
     for engine in LAUNCHERS:
         mine = [outcome for outcome in outcomes if outcome.engine == engine]
@@ -241,7 +263,7 @@ def page(outcomes: list[Outcome]) -> str:
 
 def _engine_part(engine: str, outcomes: list[Outcome]) -> list[str]:
     names = sorted({outcome.fault for outcome in outcomes}, key=lambda name: (LAB.index(name) if name in LAB else 99))
-    columns = sorted({rule for outcome in outcomes for rule in outcome.rules})
+    columns = [*sorted({rule for outcome in outcomes for rule in outcome.rules}), NOTHING]
     right, total = sum(outcome.right for outcome in outcomes), len(outcomes)
     healthy = [outcome for outcome in outcomes if outcome.fault == "healthy"]
     alarms = sum(bool(outcome.rules) for outcome in healthy)
@@ -252,13 +274,13 @@ def _engine_part(engine: str, outcomes: list[Outcome]) -> list[str]:
         f"{sum(len(outcome.wrong) for outcome in outcomes)} findings too many in all runs; "
         f"{sum(outcome.loaded for outcome in outcomes)} runs beside other programs; "
         f"{' or '.join(f'{length:g}' for length in lengths)} s of service each.", "",
-        "| fault | runs | right | " + " | ".join(f"`{rule}`" for rule in columns) + " | begin dated |",
+        "| fault | runs | right | " + " | ".join([*(f"`{rule}`" for rule in columns[:-1]), NOTHING, "begin dated |"]),
         "|---|---|---|" + "---|" * (len(columns) + 1),
     ]  # fmt: skip
     for name in names:
         some = [outcome for outcome in outcomes if outcome.fault == name]
-        counts = Counter(rule for outcome in some for rule in set(outcome.rules))
-        expect = faults.fault(name).expect
+        counts = Counter(rule for outcome in some for rule in set(outcome.rules) or {NOTHING})
+        expect = faults.fault(name).expect or (NOTHING,)
         cells = [(f"**{counts[rule]}**" if rule in expect else str(counts[rule])) if counts[rule] else ""
                  for rule in columns]  # fmt: skip
         off = [abs(value) for outcome in some for value in outcome.off_s]
@@ -288,11 +310,16 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="the page; the runs are beside it in a file of JSON lines")
     parser.add_argument("--keep", type=Path, help="folder for a recording of each run")
     parser.add_argument("--write", action="store_true", help="only write the page")
+    parser.add_argument("--again", action="store_true", help="diagnose the recordings in --keep again, run nothing")
     options = parser.parse_args()
+    options.write |= options.again
     if not options.write and not options.model:
         parser.error("--model is needed")
     record = options.out.with_suffix(".jsonl") if options.out else None
     earlier = load(record) if record else []
+    if options.again and options.keep is not None and record is not None:
+        earlier = [again(outcome, options.keep) for outcome in earlier]
+        record.write_text("".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in earlier), "utf-8")
     outcomes: list[Outcome] = []
     deadline = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
     wanted = [faults.fault(spec) for spec in options.faults.split(",")]

@@ -2,9 +2,9 @@
 
     flock /tmp/engine.lock python -m tests.bench.whatif_truth MODEL [--seeds 1 2 3] [--requests 24]
 
-SmolLM2 on transformers' continuous batching, one thread. For each seed of the traffic the same requests run once as they
-are and once for each change: prefix cache on, chunks of a quarter, half the slots. The prediction is made from the
-unchanged run alone, with a step fitted to all unchanged runs. Times are CPU times of the engine's process (see
+SmolLM2 on transformers' continuous batching, one thread. For each seed of the traffic the same requests run once as
+they are and once for each change: prefix cache on, chunks of a quarter, half the slots. The prediction is made from
+the unchanged run alone, with a step fitted to all unchanged runs. Times are CPU times of the engine's process (see
 `tests.analysis.engine_runs`): other programs on the machine do not count, what they do to the caches does. ``--noise``
 runs the unchanged plan twice and says how far two equal runs differ: no prediction can be better than that.
 """
@@ -73,13 +73,14 @@ def report(seen: dict[str, Observed], bases: dict[int, Plan]) -> None:
     )  # fmt: skip
     print(fitted.sentence())
     print(f"{fitted.steps} steps: {fitted.step_error:.1%} off out of sample, prompts {fitted.prefill_error:.1%}")
-    print(f"\n{'':<8}{'seed':>4}  {'':<11}{'unchanged':>10}{'measured':>10}{'predicted':>10}{'off':>7}   change measured,"
-          " predicted")  # fmt: skip
+    print(f"\n{'':<8}{'seed':>4}  {'':<11}{'unchanged':>10}{'measured':>10}{'predicted':>10}{'off':>7}   "
+          "change measured, predicted")  # fmt: skip
     errors: dict[str, list[float]] = {}
     wrong, clear = 0, 0
     for change, (_, words) in changes(bases[next(iter(bases))]).items():
         for seed in bases:
-            told, truth = what_if(seen[f"base {seed}"], words, fitted=fitted), measured_figures(seen[f"{change} {seed}"])
+            told = what_if(seen[f"base {seed}"], words, fitted=fitted)
+            truth = measured_figures(seen[f"{change} {seed}"])
             for figure in COMPARED:
                 metric = told.metric(figure)
                 before, after = metric.measured or metric.before, truth[figure]
@@ -94,9 +95,9 @@ def report(seen: dict[str, Observed], bases: dict[int, Plan]) -> None:
                         sign = "  WRONG SIGN"
                 print(f"{change:<8}{seed:>4}  {label(figure):<11}{before:>10.1f}{after:>10.1f}{metric.predicted:>10.1f}"
                       f"{off:>7.0%}   {was:+.0%}, {said:+.0%}{sign}")  # fmt: skip
-            steps = len(seen[f"{change} {seed}"].steps)
-            print(f"{change:<8}{seed:>4}  steps {len(seen[f'base {seed}'].steps)} → {steps}, replayed {told.after.steps}; "
-                  f"cached {sum(each.cached for each in seen[f'{change} {seed}'].arrivals)}, "
+            real = seen[f"{change} {seed}"]
+            print(f"{change:<8}{seed:>4}  steps {len(seen[f'base {seed}'].steps)} → {len(real.steps)}, replayed "
+                  f"{told.after.steps}; cached {sum(each.cached for each in real.arrivals)}, "
                   f"replayed {np.nansum(told.after.cached):.0f}")  # fmt: skip
     print(f"\nsigns: {clear - wrong} of {clear} clear changes right")
     for name, values in errors.items():

@@ -8,6 +8,8 @@ import socket
 import urllib.request
 from pathlib import Path
 
+import pytest
+
 from tests.cli.commands import Commands, traced, wait_until
 from tests.metrics.collector import Collector
 from tests.metrics.exposed import Exposed
@@ -30,14 +32,15 @@ def test_a_recording_s_metrics_are_printed_and_its_alerts_told(tracer: Commands,
     assert done.returncode == 2 and "is a recording: its metrics are printed" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_run_serves_sends_and_watches(tracer: Commands, tmp_path: Path) -> None:
     """All at once, beside one engine; an alert with `exit` makes the exit code 1."""
     alerts = tmp_path / "alerts.toml"
     alerts.write_text(ALERTS.format(exit="true"))
     with Collector() as collector:
         process = tracer.start(
-            "run", "--headless", "--seconds", "5", "--json", "--metrics", "0", "--otlp-metrics", collector.url, "--alerts",
-            str(alerts), "--", *traced("eng", "for", "60"), OTEL_METRIC_EXPORT_INTERVAL="300",
+            "run", "--headless", "--seconds", "3", "--json", "--metrics", "0", "--otlp-metrics", collector.url,
+            "--alerts", str(alerts), "--", *traced("eng", "for", "60"), OTEL_METRIC_EXPORT_INTERVAL="300",
         )  # fmt: skip
         assert process.stderr is not None
         url = process.stderr.readline().strip().rpartition(" ")[2]
@@ -66,17 +69,18 @@ def test_a_run_serves_sends_and_watches(tracer: Commands, tmp_path: Path) -> Non
     assert metrics["gen_ai.server.request.duration"].histogram.data_points[0].count == 1
 
 
-def test_an_alert_without_exit_changes_nothing_but_says_so(tracer: Commands, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_an_engine_that_runs_already_is_watched_without_a_screen(tracer: Commands, tmp_path: Path) -> None:
+    """An alert without `exit` changes nothing but says so; without options the metrics are printed once."""
     alerts = tmp_path / "alerts.toml"
     alerts.write_text(ALERTS.format(exit="false"))
     process = tracer.start("run", "--headless", "--", *traced("eng", "for", "60"))
     wait_until(lambda: list(tracer.sockets.rglob("*.sock")), "the engine")
-    watching = tracer.run("metrics", str(process.pid), "--alerts", str(alerts), "--seconds", "3")
-    if watching.returncode == 2:  # the engine is a child of the command
-        listed = tracer.run("attach", "--list").stdout.splitlines()[1].split()
-        watching = tracer.run("metrics", listed[1], "--alerts", str(alerts), "--seconds", "3")
-    assert watching.returncode == 0
+    pid = tracer.run("attach", "--list").stdout.splitlines()[1].split()[1]
+    watching = tracer.run("metrics", pid, "--alerts", str(alerts), "--seconds", "2")
+    assert watching.returncode == 0 and watching.stdout == ""
     assert "alert: warning: queue: waiting 1" in watching.stderr
+    assert Exposed(tracer.run("metrics", pid).stdout).one("tracer_requests_waiting") == 1
     process.terminate()
     process.communicate(timeout=30)
 

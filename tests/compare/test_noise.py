@@ -22,7 +22,7 @@ def between(before: Traffic, after: Traffic, seed: int = 0, **options: object) -
 @pytest.mark.parametrize("other", [0, 1000], ids=["the same requests", "requests drawn anew"])
 def test_equal_runs_are_called_different_in_at_most_one_of_twenty(other: int) -> None:
     """Requests wait for each other and the engine's speed drifts: neighbours are alike."""
-    runs, alarms = 60, 0
+    runs, alarms = 40, 0
     for seed in range(runs):
         before, after = Traffic(requests=40, lengths=seed), Traffic(requests=40, lengths=other + seed)
         alarms += bool(between(before, after, seed, rounds=300).pairs[0].differs)

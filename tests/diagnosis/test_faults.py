@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
+import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
-import openai
 import pytest
 
-from engine_hooks import fault_injection, fault_traffic, faults
+from engine_hooks import fault_injection, fault_injection_vllm, fault_traffic, faults
+from engine_hooks.demo import LAUNCHERS
 from engine_hooks.prompts import Plan
-from tests.hooks.server import serving
-from tracer.analysis.diagnosis import ObservedState, diagnose
+from tests.cli.commands import Commands
 from tracer.analysis.diagnosis.rules import NAMES
+from tracer.cli import main
 
 DEMO = ("transformers", "serve", "model", "--cb-num-blocks", "160", "--cb-max-batch-tokens", "256", "--port", "1")
 
@@ -26,9 +28,118 @@ def test_each_fault_stands_for_findings_that_exist(name: str) -> None:
     assert fault.traffic in fault_traffic.SCRIPTS and fault.summary
 
 
-def test_an_unknown_fault_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="no fault called 'x'; faults are healthy, overload"):
-        faults.fault("x")
+@pytest.mark.parametrize(("spec", "said"), [
+    ("x", "no fault called 'x'; faults are healthy, overload"),
+    ("", "no fault called ''"),
+    ("overload+nonsense", "no fault called 'nonsense'"),
+    ("slow-sampler@soon", "'soon' is no number of seconds"),
+    ("slow-sampler@-1", "'-1' is no number of seconds"),
+    ("slow-sampler@nan", "'nan' is no number of seconds"),
+    ("kv-too-small@20", "kv-too-small is made of the server's options: it cannot begin half-way"),
+    ("overload+hanging-up", "these need different clients"),
+])  # fmt: skip
+def test_what_is_no_fault_is_refused_in_one_line(spec: str, said: str) -> None:
+    with pytest.raises(faults.FaultError, match=re.escape(said)) as raised:
+        faults.fault(spec)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_command_line_refuses_an_unknown_fault_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--fault", "x"])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and told.count("\n") == 1 and "doubled-bos" in told
+
+
+def test_the_help_of_demo_names_every_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["demo", "--help"])
+    told = capsys.readouterr().out.replace("\n", "").replace(" ", "")
+    assert all(name in told for name in faults.FAULTS)
+
+
+@pytest.mark.parametrize("spec", ["slow-sampler@20", "overload+timestamp-in-system-prompt", "doubled-bos+healthy@5"])
+def test_a_fault_is_found_again_by_its_spec(spec: str) -> None:
+    assert faults.fault(faults.fault(spec).spec) == faults.fault(spec)
+
+
+def test_two_faults_at_once_have_the_parts_of_both() -> None:
+    both = faults.fault("overload+timestamp-in-system-prompt")
+    assert both.traffic == "prompts" and both.clock and both.rate == faults.FAULTS["overload"].rate
+    assert both.right(["over-capacity", "prefix-differs"]) and not both.right(["over-capacity"])
+    script = fault_traffic.FaultScript(both, 0)
+    plans = [script.next() for _ in range(3)]
+    assert all(plan.kind == "burst" and plan.system.startswith("The time is ") for plan in plans)
+    inside = faults.fault("doubled-bos+slow-stream")
+    assert faults.environment(inside) == {"TRACER_FAULT": "doubled-bos+slow-stream"}
+
+
+def test_the_right_answer_to_no_fault_is_silence() -> None:
+    healthy = faults.fault("healthy")
+    assert healthy.right([]) and not healthy.right(["sampler"])
+
+
+def test_clients_are_everyday_ones_until_the_fault_begins() -> None:
+    now = 100.0
+    script = fault_traffic.FaultScript(faults.fault("hanging-up@30"), 1, lambda: now)
+    assert {script.next().kind for _ in range(20)} <= {"question", "chat", "classify"}
+    now = 129.0
+    assert script.next().kind != "hang-up"
+    now = 131.0
+    assert "hang-up" in {script.next().kind for _ in range(8)}
+
+
+def test_a_clock_that_begins_half_way_goes_on_with_the_same_chats() -> None:
+    now = 0.0
+    script = fault_traffic.FaultScript(faults.fault("timestamp-in-system-prompt@10"), 1, lambda: now)
+    before = script.next()
+    now = 10.0
+    after = script.next()
+    assert before.system and after.system.endswith(before.system) and after.system.startswith("The time is ")
+
+
+def test_a_gate_counts_from_its_first_call_and_says_when_it_opens(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = 50.0
+    monkeypatch.setattr(fault_injection.time, "monotonic", lambda: at)
+    gate = fault_injection.Gate(20)
+    assert not gate()
+    at = 69.0
+    assert not gate()
+    at = 70.5
+    assert gate() and gate()
+    told = capsys.readouterr().err
+    assert told.count("the fault begins at ") == 1
+
+
+def test_a_wrapped_function_is_the_engines_own_until_the_gate_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("some_engine")
+    module.step = lambda value: value + 1  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "some_engine", module)
+    is_open = False
+    fault_injection.wrap(lambda: is_open, "some_engine", "", "step", lambda original, value: -original(value))  # type: ignore[arg-type]
+    assert module.step(1) == 2
+    is_open = True
+    assert module.step(1) == -2
+
+
+def test_a_variable_that_names_no_fault_is_told_and_changes_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(faults.VARIABLE, "nonsense")
+    fault_injection.inject(fault_injection.ENGINE)
+    assert "no fault called 'nonsense'" in capsys.readouterr().err
+
+
+VLLM = ("vllm", "serve", "model", "--max-num-batched-tokens", "256", "--num-gpu-blocks-override", "81")
+
+
+def test_each_engine_has_options_of_its_own() -> None:
+    command = faults.command(faults.fault("long-prompt-no-chunking"), VLLM, "vllm")
+    assert command[-1] == "--no-enable-chunked-prefill" and "--cb-num-blocks" not in command
+    assert command[command.index("--max-num-batched-tokens") + 1] == "4096"
+    assert all(set(fault.options) == set(fault.rate) == set(LAUNCHERS) for fault in faults.FAULTS.values())
 
 
 def test_a_faults_options_replace_those_of_the_demo_or_are_added() -> None:
@@ -42,6 +153,7 @@ def test_only_faults_inside_the_engine_touch_its_environment() -> None:
     for fault in faults.FAULTS.values():
         assert faults.environment(fault) == ({"TRACER_FAULT": fault.name} if fault.injected else {})
         assert not fault.injected or fault.name in fault_injection._FAULTS
+        assert not fault.injected or fault.name in fault_injection_vllm.FAULTS
 
 
 @pytest.mark.parametrize("name", faults.FAULTS)
@@ -67,29 +179,17 @@ def test_a_process_without_the_variable_never_loads_the_faults() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "rule"), [("slow-sampler", "sampler"), ("doubled-bos", "doubled-bos")])
-def test_a_fault_inside_a_real_engine_is_found(
-    name: str, rule: str, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(faults.VARIABLE, name)
-    state = ObservedState()
-
-    async def talk(url: str, model: str) -> None:
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
-
-            async def ask(number: int) -> None:
-                stream = await client.chat.completions.create(
-                    model=model, stream=True, max_tokens=8,
-                    messages=[{"role": "user", "content": f"What is {number} plus {number + 1}?"}],
-                )  # fmt: skip
-                async for _ in stream:
-                    pass
-
-            for first in range(0, 8, 2):
-                await asyncio.gather(ask(first), ask(first + 1))
-
-    with serving(model_dir, tmp_path) as server, server.collect() as collector:
-        asyncio.run(talk(server.url, server.model))
-    for event in collector.events:
-        state.apply("server", event)
-    assert rule in [finding.rule for finding in diagnose(state).findings]
+def test_two_faults_of_a_demo_are_found_in_a_real_engine(model_dir: Path, tmp_path: Path) -> None:
+    """Through the door that a user takes, and half-way: the sampler gets slow after the first seconds."""
+    sockets = tmp_path / "s"
+    sockets.mkdir(mode=0o700)
+    tracer = Commands(sockets, tmp_path)
+    done = tracer.run(
+        "demo", "--model", str(model_dir), "--fault", "slow-sampler+doubled-bos@3", "--rate", "1.2", "--seconds", "14",
+        "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["fault"]["name"] == "slow-sampler+doubled-bos" and document["fault"]["after_s"] == 3
+    assert {"sampler", "doubled-bos"} <= {finding["rule"] for finding in document["diagnosis"]["findings"]}
+    assert document["diagnosis"]["verdict"].startswith("stage 9, sample") and not document["diagnosis"]["healthy"]

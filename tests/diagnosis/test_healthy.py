@@ -89,17 +89,17 @@ def test_events_in_any_state_of_loss_do_not_break_it(seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_an_hour_of_trace_is_diagnosed_in_under_five_seconds() -> None:
-    """10,000 requests, 180,000 steps."""
+def test_a_trace_is_diagnosed_in_a_seven_hundredth_of_its_time() -> None:
+    """An hour in five seconds (`tests/bench/diagnose.py` takes a whole one): here a sixth of it."""
     lab = Lab(decode_ms=lambda batch, context: 19, jitter=0.01, budget=512)
-    asks = [Ask(t, 60 + n % 200, 54) for n, t in enumerate(poisson(2.8, 3600))]
+    asks = [Ask(t, 60 + n % 200, 54) for n, t in enumerate(poisson(2.8, 600))]
     state = lab.play(asks, keep=20_000, keep_steps=220_000)
-    assert len(state.requests.order) > 9_500
+    assert len(state.requests.order) > 1_500
     begin = time.process_time()
     diagnosis = diagnose(state)
     took = time.process_time() - begin
-    assert diagnosis.steps > 130_000 and diagnosis.findings == ()
-    assert took < 5
+    assert diagnosis.steps > 20_000 and diagnosis.findings == ()
+    assert took < 5 / 6
     live = LiveDiagnosis()
     live.update(state)
     begin = time.process_time()

@@ -158,6 +158,19 @@ def test_an_empty_trace_can_be_exported(tmp_path: Path) -> None:
         assert whole.totals().requests == 0 and (tmp_path / kind).exists()
 
 
+def test_a_live_state_is_exported_as_far_as_it_goes_back(tmp_path: Path) -> None:
+    from tests.state.test_properties import fold
+    from tests.state.traces import simulate
+
+    trace = simulate(5, requests=20, blocks=40, output=60)
+    state = fold(trace.headers, trace.events, keep_steps=8)
+    kept = sum(len(source.batch.history) for source in state.sources.values())
+    for kind in FORMATS:
+        totals = export_state(state, kind, tmp_path / kind, name="live").totals()
+        assert totals.steps == kept < sum(engine.steps for engine in snapshot_of(state).engines)
+        assert totals.tokens == totals.output_tokens == sum(v.output_tokens for v in snapshot_of(state).requests)
+
+
 def test_totals_are_the_states() -> None:
     from tracer.export.whole import Whole
 

@@ -142,7 +142,7 @@ def places(node: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(st.data())
 def test_whatever_a_chrome_file_holds_is_read_or_refused(data: st.DataObject) -> None:
     document = json.loads(small_chrome())

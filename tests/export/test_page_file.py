@@ -71,7 +71,7 @@ def test_nothing_is_fetched_and_only_its_own_script_runs() -> None:
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|setAttribute\('style", script)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(HOSTILE, HOSTILE)
 def test_hostile_text_stays_text(name: str, other: str) -> None:
     tree = parse(hostile(name, other), name)

@@ -128,7 +128,7 @@ def test_lanes_hold_every_slice_and_nest(pairs: list[tuple[int, int]]) -> None:
 HOSTILE = st.text(st.characters() | st.sampled_from("\x1b\x9b\x00\n\"'<>&=\u202e\ud800🙂"), min_size=1, max_size=30)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(HOSTILE, HOSTILE, st.sampled_from(["perfetto", "chrome"]))
 def test_hostile_text_comes_back_clean(processor: TraceProcessor, name: str, other: str, kind: str) -> None:
     state = hostile(name, other)

@@ -1,3 +1,4 @@
+# ruff: noqa: N802, N815  (names are those of the library)
 """A management library as nvidia-ml-py is one, with GPUs that answer, refuse, or answer nonsense."""
 
 from __future__ import annotations

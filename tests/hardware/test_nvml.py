@@ -1,4 +1,4 @@
-"""GPUs as the library tells of them; whatever it does not tell is left out. Not run on a GPU: a library that stands in."""
+"""GPUs as the library tells of them; whatever it does not tell is left out. A library stands in: not run on a GPU."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_each_figure_may_be_refused(function: str) -> None:
 
 
 def test_all_of_it_may_be_refused_or_nonsense() -> None:
-    (gpu,) = Nvml(lambda: Library(refuses=tuple(name for name in FUNCTIONS if "Count" not in name and "Handle" not in name
-                                                ))).sample([1])  # fmt: skip
+    figures = tuple(name for name in FUNCTIONS if "Count" not in name and "Handle" not in name)
+    (gpu,) = Nvml(lambda: Library(refuses=figures)).sample([1])
     assert gpu == Gpu(0)
 
     class Nonsense(Library):

@@ -134,9 +134,11 @@ def test_a_file_says_it_all(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("x = [", "is no TOML"), ("", "has no [[alert]]"), ("alert = 3", "has no [[alert]]"),
-        ("[[alarm]]\n", "alarm is no table of it; alerts begin with [[alert]]"), ("[[alert]]\n", "alert 1: rule: is missing"),
+        ("[[alarm]]\n", "alarm is no table of it; alerts begin with [[alert]]"),
+        ("[[alert]]\n", "alert 1: rule: is missing"),
         ('[[alert]]\nrule = "ttft"\n', "alert 1: rule: 'ttft' is no rule"),
-        ('[[alert]]\nrule = "speed>3"\n', "no such figure as speed"), ("[[alert]]\nrule = 3\n", "rule: 3 is not what it takes"),
+        ('[[alert]]\nrule = "speed>3"\n', "no such figure as speed"),
+        ("[[alert]]\nrule = 3\n", "rule: 3 is not what it takes"),
         ('[[alert]]\nrule = "stall"\nwhen = 1\n', "alert 1: when: no such key; there are name, rule"),
         ('[[alert]]\nrule = "stall"\n[[alert]]\nrule = "dead"\nfor = "soon"\n', "alert 2: for: 'soon' is no time"),
         ('[[alert]]\nrule = "stall"\nfor = true\n', "for: True is not what it takes"),

@@ -55,7 +55,7 @@ def test_it_is_a_dashboard() -> None:
     assert len(set(ids)) == len(ids) and len(TARGETS) > 20
     for panel in document["panels"]:
         place = panel["gridPos"]
-        assert 0 <= place["x"] and place["x"] + place["w"] <= 24
+        assert place["x"] >= 0 and place["x"] + place["w"] <= 24
     variables = {variable["name"] for variable in document["templating"]["list"]}
     assert set(re.findall(r"\$\{?([a-z]+)\}?", json.dumps(document["panels"]))) <= variables
 

@@ -111,7 +111,9 @@ def test_histograms_are_a_recomputation_from_the_requests(told: dict, exposed: E
     assert exposed.sum("tracer_inter_token_latency_seconds_sum") == pytest.approx(sum(gaps) / 1e3, rel=0.01)
 
 
-def assert_histogram(exposed: Exposed, metric: str, values: list[float], bounds: tuple[int, ...], **labels: str) -> None:
+def assert_histogram(
+    exposed: Exposed, metric: str, values: list[float], bounds: tuple[int, ...], **labels: str
+) -> None:
     """The histogram is that of `values` (s): each bucket, count and sum."""
     assert exposed.sum(f"{metric}_count", **labels) == len(values)
     assert exposed.sum(f"{metric}_sum", **labels) == pytest.approx(sum(values), rel=1e-9, abs=1e-8)

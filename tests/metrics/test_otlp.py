@@ -36,7 +36,9 @@ def test_a_bare_address_gets_the_usual_path(text: str, url: str) -> None:
     assert target_of(text) == url
 
 
-@pytest.mark.parametrize("text", ["", "host:4318", "ftp://host", "file:///etc/passwd", "http://", "http://h:x", "http://h\r\nX: y"])
+@pytest.mark.parametrize(
+    "text", ["", "host:4318", "ftp://host", "file:///etc/passwd", "http://", "http://h:x", "http://h\r\nX: y"]
+)
 def test_what_is_no_address_is_told_in_one_line(text: str) -> None:
     with pytest.raises(MetricsError, match="no address to send metrics to") as caught:
         target_of(text)

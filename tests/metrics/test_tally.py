@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from tests.metrics.exposed import scraped
 from tests.state.traces import MS, START, S, header, simulate
 from tracer.events import (
-    Closed, Engine, Finished, Heartbeat, Output, Prompt, Queued, Received, Released, SourceGone,
+    Closed,
+    Engine,
+    Finished,
+    Heartbeat,
+    Output,
+    Prompt,
+    Queued,
+    Received,
+    Released,
+    SourceGone,
 )  # fmt: skip
 from tracer.export.metrics import families
 from tracer.state.tally import GRACE_NS, OTHER, REASONS, ROUTES
@@ -115,7 +124,7 @@ def test_what_clients_make_up_does_not_make_series() -> None:
         one(state, key, START + key * S, route=f"/made/up/{key}\x1b]0;x\x07" + "y" * 500, reason=f"why {key}")
     exposed = scraped(families(state))
     ended = {dict(labels)["route"] for name, labels in exposed.samples if name == "tracer_requests_ended_total"}
-    reasons = {dict(labels)["finish_reason"] for name, labels in exposed.samples if name == "tracer_requests_ended_total"}
+    reasons = {dict(labels).get("finish_reason", OTHER) for _, labels in exposed.samples}
     assert len(ended) <= ROUTES + 1 and len(reasons) <= REASONS + 1 and OTHER in ended & reasons
     assert exposed.sum("tracer_requests_ended_total") == 200
     assert all(character.isprintable() for labels in exposed.samples for _, text in labels[1] for character in text)
@@ -126,7 +135,8 @@ def test_who_asked_and_for_what_is_in_no_label() -> None:
     state = TraceState()
     one(state, 1, START)
     for event in (
-        Engine(START, "engine", model="/home/somebody/models/tiny"), Received(START, 2, "r2", "/v1/x", "id-77", "team-9"),
+        Engine(START, "engine", model="/home/somebody/models/tiny"),
+        Received(START, 2, "r2", "/v1/x", "id-77", "team-9"),
         Prompt(START, 2, "the launch code is 0000"), Output(START, 2, 0, "the launch code was 0000"),
     ):  # fmt: skip
         state.apply("engine", event)

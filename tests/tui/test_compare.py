@@ -64,7 +64,8 @@ async def test_verdict_rows_and_changes_are_seen(size: tuple[int, int]) -> None:
         assert screen.pair is not None and "decode explains" in screen.pair.verdict
         assert "decode explains" in " ".join(" ".join(rows).split())
         tpot = next(row for row in rows if row[1:].startswith("TPOT"))
-        assert "slower" in tpot and "20.0" in tpot.replace("19.9", "20.0").replace("20.1", "20.0")
+        assert "slower" in tpot
+        assert [float(word) for word in tpot.split()[1:3]] == pytest.approx([20.0, 24.0], rel=0.03)
         assert any("E2E" in row and "ms" not in row for row in rows)
 
 
@@ -87,7 +88,7 @@ async def test_every_side_is_labelled_at_every_size(width: int, height: int, loo
 
 async def test_the_rest_of_the_rows_is_reached_by_moving_and_each_is_explained() -> None:
     app = slow()
-    async with app.run_test(size=(140, 20)) as pilot:
+    async with app.run_test(size=(220, 20)) as pilot:
         await answered(pilot)
         assert "teardown" not in text_of(app)
         screen = await pressed(pilot, "end", "up")

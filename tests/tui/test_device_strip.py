@@ -144,7 +144,8 @@ async def test_an_alert_stands_in_the_banner_while_it_fires_and_in_the_log_for_g
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0 "), (812, "812 "), (12_300, "12.3 k"), (9.8e9, "9.80 G"), (989e12, "989 T"), (1e21, "1,000 E")]
+    ("value", "text"),
+    [(0, "0 "), (812, "812 "), (12_300, "12.3 k"), (9.8e9, "9.80 G"), (989e12, "989 T"), (1e21, "1,000 E")],
 )
 def test_magnitudes_have_three_digits(value: float, text: str) -> None:
     assert magnitude(value) == text

@@ -73,9 +73,10 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lab = Lab(sample_ms=lambda t: 40 if t >= 12 else 0.4)
     asks = [Ask(t, text, 40) for t, text in zip(poisson(1.5, 40), texts, strict=False)]
     path = tmp_path_factory.mktemp("traces") / "slow.trace"
-    recorder = Recorder(path, with_text=True)
+    at = ns(0)
+    recorder = Recorder(path, with_text=True, now=lambda: at)
     recorder.write(Delivery("engine", header("engine"), []))
-    for _, source, event in lab.record(asks):
+    for at, source, event in lab.record(asks):  # noqa: B007  (read by the recorder's clock)
         recorder.write(Delivery(source, None, [event]))
     recorder.close()
     return path

@@ -93,7 +93,8 @@ async def test_counts_are_equal_and_sums_within_one_percent(server: VllmServer) 
             before, "request_success_total", reason
         )
     for mine, theirs in (
-        ("tracer_prompt_tokens_total", "prompt_tokens_total"), ("tracer_output_tokens_total", "generation_tokens_total"),
+        ("tracer_prompt_tokens_total", "prompt_tokens_total"),
+        ("tracer_output_tokens_total", "generation_tokens_total"),
         ("tracer_prefix_cache_queries_total", "prefix_cache_queries_total"),
         ("tracer_prefix_cache_hits_total", "prefix_cache_hits_total"),
         ("tracer_preemptions_total", "num_preemptions_total"),
@@ -105,7 +106,7 @@ async def test_counts_are_equal_and_sums_within_one_percent(server: VllmServer) 
         ("tracer_prefill_duration_seconds_count", "request_prefill_time_seconds_count"),
     ):  # fmt: skip
         print(mine, grown(mine), after.since(before, theirs))
-        assert grown(mine) == after.since(before, theirs) , (mine, theirs)
+        assert grown(mine) == after.since(before, theirs), (mine, theirs)
     parts = [outside(viewer, watch.rid) for watch in watches]
     for mine, theirs, apart in (
         ("tracer_inter_token_latency", "inter_token_latency", 0.0),

@@ -1,7 +1,7 @@
 """Expected values beside measured ones: for the screens and for `show`, from what is known without measuring anything.
 
-The step is the one that a calibration kept for such an engine, else theory's for the device that it named. Where neither
-is known there is no expected value, and `basis` says why.
+The step is the one that a calibration kept for such an engine, else theory's for the device that it named. Where
+neither is known there is no expected value, and `basis` says why.
 """
 
 from __future__ import annotations

@@ -105,8 +105,9 @@ def engine_key(engine: EngineView) -> str:
     """Engines of the same key take the same time for the same step, as far as can be told."""
     facts = engine_facts(engine)
     model = engine.model.rstrip("/").rsplit("/", 1)[-1]
-    shape = [str(facts.get(name, "")) for name in ("params", "layers", "hidden", "weight_bytes", "attention",
-                                                   "tensor_parallel", "cuda_graphs", "compiled", "threads")]  # fmt: skip
+    names = ("params", "layers", "hidden", "weight_bytes", "attention", "tensor_parallel", "cuda_graphs", "compiled",
+             "threads")  # fmt: skip
+    shape = [str(facts.get(name, "")) for name in names]
     return "|".join([engine.name, engine.version, model, engine.dtype, engine.device, *shape])[:400]
 
 

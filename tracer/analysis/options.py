@@ -98,8 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = ways.add_argument
     add("--screen", action="store_true", help="on a screen with sliders; without any flag a terminal gets it too")
     add("--journey", action="store_true", help="on a screen, stage by stage, for an audience")
-    add("--fit", metavar="FILE", help="calibrate: MFU, MBU and host overhead of the engine in a recorded trace, and how "
-        "well that holds for steps it has not seen; --device where the trace does not name one")
+    add("--fit", metavar="FILE", help="calibrate: MFU, MBU and host overhead of the engine in a recorded trace, and "
+        "how well that holds for steps it has not seen; --device where the trace does not name one")
     add("--what-if", nargs="+", metavar=("FILE", "CHANGE"), help="replay a recorded trace with its settings changed: "
         "prefix-cache=on|off chunked=512|off max-num-seqs=64 batch×2 kv-blocks=N rate×2 output×0.5 device=h100-sxm")
 

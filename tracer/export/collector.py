@@ -6,6 +6,7 @@ since it would turn the spans into a request for a page.
 
 from __future__ import annotations
 
+import http.client
 import os
 import time
 import urllib.error
@@ -64,9 +65,9 @@ def _post(url: str, body: bytes, headers: dict[str, str], sleep: Callable[[float
                 raise ExportError(f"{url} does not take the spans: {reason}") from None
             told = error.headers.get("Retry-After", "")
             wait = min(float(told), _LONGEST_WAIT_S) if told.isdigit() else wait
-        except (OSError, ValueError) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:
             cause = getattr(error, "reason", error)
-            reason = getattr(cause, "strerror", None) or str(cause)
+            reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
         if left:
             sleep(wait)
     raise ExportError(f"{url} does not take the spans: {reason}")

@@ -15,7 +15,8 @@ def fit_text(found: Fit, seen: Observed, *, kept: str = "", width: int = 100, un
     """What the steps say, how sure that is, and how well it holds for steps that were not fitted. `kept`: the file that
     the screens read it from, if it is one."""
     engine, room = seen.engine, max(20, width)
-    title = f"{engine.name} {engine.version}".strip() + f", {engine.model} {engine.dtype} on {found.device.title}"
+    model = engine.model.rstrip("/").rsplit("/", 1)[-1]
+    title = f"{engine.name} {engine.version}".strip() + f", {model} {engine.dtype} on {found.device.title}"
     steps = f"{found.steps:,} steps of {len(seen.arrivals):,} requests"
     lines = [*textwrap.wrap(clean(f"{title}: {steps}"), room), "", *textwrap.wrap(found.sentence(), room), ""]
     lines.append(fit(f"{'':<34}{'value':>9}   90 % of resamples", width).rstrip())

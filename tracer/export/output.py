@@ -65,7 +65,7 @@ class Output:
         try:
             if kind is None:
                 for beside, path in self._made:
-                    _put(beside, path, overwrite=self._overwrite)
+                    put_in_place(beside, path, overwrite=self._overwrite)
         except OSError as failure:
             raise ExportError(f"cannot write {failure.filename2 or failure.filename}: {why(failure)}") from None
         finally:
@@ -76,8 +76,9 @@ class Output:
                     self._folder.rmdir()  # only an empty one goes
 
 
-def _put(beside: Path, path: Path, *, overwrite: bool) -> None:
-    """Give a file its name. One that has come to be there meanwhile is not replaced either, where that can be told."""
+def put_in_place(beside: Path, path: Path, *, overwrite: bool) -> None:
+    """Give a file its name. Unless `overwrite`, one that has come to be there meanwhile is not replaced either, where
+    that can be told. Raises OSError."""
     if not overwrite:
         try:
             os.link(beside, path)

@@ -60,10 +60,10 @@ class Counter:
 
 @dataclass(slots=True)
 class Group:
-    """A process of the traced engine, or the requests."""
+    """A process of the traced engine, or the requests. Its tracks are made as they are asked for, once."""
 
     name: str
-    tracks: list[Track] = field(default_factory=list)
+    tracks: Iterable[Track] = ()
     counters: list[Counter] = field(default_factory=list)
 
 
@@ -99,7 +99,7 @@ def _engine(whole: Whole, source: str, flows: dict[tuple[int, int], int]) -> Gro
     view = next((engine for engine in whole.snapshot.engines if engine.source == source), None)
     facts = () if view is None else (view.name, view.model.rstrip("/").rpartition("/")[2])
     name = source if view is None else f"{view.title} ({' · '.join(filter(None, facts))})"
-    group = Group(clean(name), [Track("steps")], [Counter(name, unit) for name, unit in _GAUGES])
+    counters = [Counter(name, unit) for name, unit in _GAUGES]
     slices: list[Slice] = []
     for place, row in enumerate(whole.steps):
         if row.view.source != source:
@@ -125,12 +125,10 @@ def _engine(whole: Whole, source: str, flows: dict[tuple[int, int], int]) -> Gro
             view_of.batch, view_of.tokens, view_of.running, view_of.waiting, view_of.used, view_of.cached, view_of.free,
             row.step.preempted if row.step.preempted >= 0 else None,
         )  # fmt: skip
-        for counter, value in zip(group.counters, gauges, strict=True):
+        for counter, value in zip(counters, gauges, strict=True):
             if value is not None and (not counter.points or counter.points[-1][1] != value):
                 counter.points.append((view_of.begin, value))
-    group.tracks[0].lanes = lanes(slices)
-    group.counters = [counter for counter in group.counters if counter.points]
-    return group
+    return Group(clean(name), [Track("steps", lanes(slices))], [counter for counter in counters if counter.points])
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
@@ -138,10 +136,8 @@ def _engine(whole: Whole, source: str, flows: dict[tuple[int, int], int]) -> Gro
 
 def _requests(whole: Whole, flows: dict[tuple[int, int], int]) -> Group:
     steps = {(row.view.source, row.view.n): place for place, row in enumerate(whole.steps)}
-    group = Group("requests", counters=[_in_flight(whole)])
-    for row in whole.requests:
-        group.tracks.append(Track(clean(row.view.id), lanes(_request(whole, row, steps, flows))))
-    return group
+    tracks = (Track(clean(row.view.id), lanes(_request(whole, row, steps, flows))) for row in whole.requests)
+    return Group("requests", tracks, [_in_flight(whole)])
 
 
 def _request(

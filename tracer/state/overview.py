@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, overload
 
 from tracer.clock import NS_PER_MS, NS_PER_S
 from tracer.events import Step
-from tracer.state.admission import bound_by
+from tracer.state.admission import Room, bound_by, explain, in_line
 from tracer.state.numbers import Ask
 from tracer.state.rates import per_second
 from tracer.state.reckoning import numbers
@@ -55,22 +55,24 @@ def snapshot(
 
 
 def _engines(state: TraceState, now: int) -> tuple[tuple[EngineView, ...], tuple[Wait, ...]]:
-    """Every process, and who waits at which of them. What is on its way to a queue is told of the only engine there is,
-    and of none where there are several."""
+    """Every process, and who waits at which of them. What is on its way to a queue stands at the end of the only
+    engine's line, and in one of its own where it is not known which engine it goes to."""
     live: dict[str, list[Request]] = {name: [] for name in state.sources}
     for request in state.requests.live.values():
         if request.engine in live:
             live[request.engine].append(request)
     engaged = [source for source in state.sources.values() if source.batch.count or live[source.name]]
-    coming = [request for request in state.requests.live.values() if not request.engine and len(engaged) == 1]
+    coming = [request for request in state.requests.live.values() if not request.engine]
     views: list[EngineView] = []
     waits: list[Wait] = []
     for source in state.sources.values():
         mine = live[source.name]
         view = source.view(now, mine, state.tally.mean_tokens(source.name))
-        line = source.waits(view, [*mine, *coming] if coming and source is engaged[0] else mine)
+        line = source.waits(view, [*mine, *coming] if engaged == [source] else mine)
         views.append(replace(view, bound_by=bound_by(view, line[0] if line else None)))
         waits += line
+    if len(engaged) != 1:
+        waits += explain(in_line(coming), "", Room())
     return tuple(views), tuple(waits)
 
 

@@ -21,7 +21,7 @@ from tracer.state import decode, latency, progress, waterfall
 from tracer.state.kv import BlockMap
 from tracer.state.request_table import RequestTable
 from tracer.state.requests import Request
-from tracer.state.view import ChunkView, Phase, RequestDetail, RequestView, Segment, StageView
+from tracer.state.view import ChunkView, Phase, RequestDetail, RequestView, Segment, StageView, Status
 
 _PHASES: Final = {phase: place for place, phase in enumerate(Phase)}
 _REUSED: Final = 10
@@ -65,7 +65,7 @@ def view_of(request: Request, now: int, coverage_of: CoverageOf, *, running_shar
 @dataclass(slots=True)
 class _Front:
     """What no longer changes about a request that decodes and has its first token handed out, unless an event tells
-    more: stages 1 to 10."""
+    more: stages 1 to 10. Likewise of one that waits for admission."""
 
     version: int
     rows: tuple[StageView, ...]
@@ -74,6 +74,8 @@ class _Front:
     chunks: tuple[ChunkView, ...]
     unattributed: int | None
     figures: tuple[float | None, float | None, float | None, float | None]
+    waits: tuple[StageView, ...] = ()
+    """All twelve rows, of a request that waits for admission: only how long it has waited moves on."""
 
 
 def _build(request: Request, now: int, coverage_of: CoverageOf, running_shares: bool) -> RequestView:
@@ -82,6 +84,8 @@ def _build(request: Request, now: int, coverage_of: CoverageOf, running_shares: 
     until = max(now, begin) if over is None else over
     front = request.front
     if front is not None and front.version == request.version and not running_shares:
+        if front.waits:
+            return _assemble(request, begin, None, front, _waited(front.waits, until), front.segments)
         return _assemble(request, begin, None, front, *_decoding(request, front, until, coverage_of))
     e2e = latency.e2e(request)
     total = e2e if e2e is not None else until - begin if running_shares and over is None else None
@@ -115,7 +119,20 @@ def _build(request: Request, now: int, coverage_of: CoverageOf, running_shares: 
     )
     if total is None and over is None and request.finished is None and waterfall.front_final(request, spans, until):
         request.front = front
+    elif over is None and e2e is None and not running_shares and phase_of(request) is Phase.WAITING:
+        front.waits, front.segments = tuple(rows), tuple(segments)
+        request.front = front
     return _assemble(request, begin, e2e, front, tuple(rows), tuple(segments))
+
+
+def _waited(rows: tuple[StageView, ...], until: int) -> tuple[StageView, ...]:
+    """The rows of a request that still waits, at `until` (ns)."""
+    row = rows[Stage.ADMISSION - 1]
+    if row.status is not Status.RUNNING or row.begin is None:
+        return rows
+    length = max(0, until - row.begin) / NS_PER_MS
+    moved = StageView(row.stage, row.status, row.begin, None, length, row.wait_ms, None, row.reason, row.parts)
+    return (*rows[: Stage.ADMISSION - 1], moved, *rows[Stage.ADMISSION :])
 
 
 def _decoding(

@@ -198,6 +198,7 @@ class Batch:
         self._unsettled.pop(request.serial, None)
         if request.open_since >= 0:
             self._close(request)
+        self.pace.closed(request.serial)
         for source_key in request.keys:
             key = source_key[1]
             for table in (self.members, self.loose, self.doubtful):

@@ -161,10 +161,6 @@ class Tally:
             if name == source and what in ("input", "output"):
                 tokens += each.total
                 requests += each.count if what == "input" else 0
-        for request in self.pending.values():
-            if request.engine == source and request.over is not None and request.prompt_tokens >= 0:
-                tokens += request.prompt_tokens + request.output_tokens
-                requests += 1
         return tokens / requests if requests else None
 
     def distribution(self, key: Key) -> Distribution:

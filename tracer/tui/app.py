@@ -234,6 +234,8 @@ class TracerApp(App[int]):
         fresh = self.diagnosis.news()
         if fresh is not None:
             self.note = f"{DIAGNOSIS_TAB} found: {place_of(fresh)}, {fresh.rule}"
+        if not self.screen_stack:  # on the way out
+            return
         screen = self.screen
         if not isinstance(screen, FrameScreen) or not self._writable():
             return

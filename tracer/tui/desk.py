@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from tracer.analysis.beside import Beside
 from tracer.analysis.budget import Budget, budget
@@ -123,7 +123,7 @@ class Desk:
 
     def set(self, field: str, value: int) -> None:
         """Set a slider; others give way where they must."""
-        changed = {field: value}
+        changed: dict[str, Any] = {field: value}
         workload = self.workload
         if field == "prompt":
             changed["cached"] = min(workload.cached, value - 1)

@@ -7,9 +7,9 @@ from typing import Final
 from tracer.stages import Stage
 
 BEFORE: Final = (
-    "A chat message is about to become an answer. Between the two lie twelve stages: five on a CPU before the model sees "
-    "anything, four that yield the first token, one that sends it, one that is repeated for every further token, and one "
-    "that clears up. The clock starts with the first byte."
+    "A chat message is about to become an answer. Between the two lie twelve stages: five on a CPU before the model "
+    "sees anything, four that yield the first token, one that sends it, one that is repeated for every further token, "
+    "and one that clears up. The clock starts with the first byte."
 )
 TOLD: Final[dict[Stage, str]] = {
     Stage.RECEIVE: "Bytes arrive on a socket. One core reads them, parses the JSON and checks it. The model is not "
@@ -30,16 +30,16 @@ TOLD: Final[dict[Stage, str]] = {
     "word that could come next.",
     Stage.SAMPLE: "Scores become probabilities, and one token is drawn. Temperature, penalties and grammars act here. "
     "Only now does the CPU learn which token it is.",
-    Stage.STREAM: "The token becomes text again and goes out on the socket. For whoever waits, this is the first sign of "
-    "life. It is the last moment that the first-token time counts.",
+    Stage.STREAM: "The token becomes text again and goes out on the socket. For whoever waits, this is the first sign "
+    "of life. It is the last moment that the first-token time counts.",
     Stage.DECODE: "Token after token: each one goes through all layers alone, and for each one all weights are read "
-    "again. Memory bandwidth is the limit, and the arithmetic units mostly wait. Others in the batch share that read.",
+    "again. Memory bandwidth is the limit, the arithmetic units mostly wait. Others in the batch share each read.",
     Stage.TEARDOWN: "The last token is known. The blocks go back to the pool or stay as a prefix for the next request, "
     "the response is closed, and the slot in the batch is free.",
 }
 """One paragraph a stage."""
 AFTER: Final = (
-    "Token 1 and token 2 are made by the same weights. For token 1 one read of them serves the whole prompt; for token 2 "
-    "it serves a single token. So the first is dear in arithmetic and the others in bandwidth, and a batch helps the "
+    "Token 1 and token 2 are made by the same weights. For token 1 one read of them serves the whole prompt; for token "
+    "2 it serves a single token. So the first is dear in arithmetic and the others in bandwidth, and a batch helps the "
     "others, because many requests then share one read."
 )

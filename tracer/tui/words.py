@@ -8,7 +8,7 @@ from typing import Final
 from tracer.text import clean
 from tracer.tui.theme import ASCII, Look
 
-_PLAIN: Final = str.maketrans({"→": ">", "×": "x", "·": "*", "²": "2", "…": "~", "−": "-", "–": "-", "ᵏ": "k", "⁺": "+"})
+_PLAIN: Final = str.maketrans({"→": ">", "×": "x", "·": "*", "²": "2", "…": "~", "−": "-", "–": "-"})
 
 
 def plain(text: str, look: Look) -> str:

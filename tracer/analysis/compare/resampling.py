@@ -90,9 +90,10 @@ def draws(random: np.random.Generator, requests: int, length: int, rounds: int) 
 def weighted_mean(values: Floats, weights: Floats) -> Floats:
     """Mean of `values` under each row of `weights` (rounds × values); values that are NaN do not count."""
     known = ~np.isnan(values)
-    total = weights[:, known].sum(axis=1, dtype=np.float64)
+    inside = weights if known.all() else weights[:, known]
+    total = inside.sum(axis=1, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
-        mean: Floats = (weights[:, known] @ values[known]) / total
+        mean: Floats = (inside @ values[known].astype(inside.dtype)) / total
     return np.where(total > 0, mean, np.nan)
 
 
@@ -110,16 +111,19 @@ def weighted_quantiles(values: Floats, weights: Floats, shares: Sequence[float])
     heights = weights[:, order]
     reached = np.cumsum(heights, axis=1, dtype=np.float64)
     total = reached[:, -1]
-    middles = reached - heights / 2
+    reached -= heights / 2
+    reached /= np.where(total > 0, total, 1.0)[:, None]
     lines = np.arange(rounds)
+    # Each round's places lie in a stretch of their own of one rising line, in which all quantiles are found at once.
+    line = (reached + 2.0 * lines[:, None]).ravel()
     found = np.empty((len(shares), rounds))
     for place, share in enumerate(shares):
-        wanted = share * total
-        above = np.minimum((middles < wanted[:, None]).sum(axis=1), len(ranked) - 1)
+        at = np.searchsorted(line, share + 2.0 * lines) - lines * len(ranked)
+        above = np.minimum(at, len(ranked) - 1)
         below = np.maximum(above - 1, 0)
-        low, high = middles[lines, below], middles[lines, above]
+        low, high = reached[lines, below], reached[lines, above]
         with np.errstate(divide="ignore", invalid="ignore"):
-            along = np.clip((wanted - low) / (high - low), 0.0, 1.0)
+            along = np.clip((share - low) / (high - low), 0.0, 1.0)
         along = np.where(high > low, along, 1.0)
         found[place] = ranked[below] * (1 - along) + ranked[above] * along
     found[:, ~(total > 0)] = np.nan

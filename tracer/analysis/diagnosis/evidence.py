@@ -20,7 +20,6 @@ from tracer.state.requests import Pass, Request
 from tracer.state.source import Source
 from tracer.state.trace_state import TraceState
 
-
 SLICE: Final = 24
 """Requests that are read at a time by `gather`: a millisecond."""
 

@@ -116,8 +116,8 @@ class Diagnosis:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], began: int) -> Diagnosis:
-        """What `to_document` wrote down, of a trace that began at `began` (ns). Raises KeyError, TypeError or ValueError
-        for anything else."""
+        """What `to_document` wrote down, of a trace that began at `began` (ns). Raises KeyError, TypeError or
+        ValueError for anything else."""
         return cls(
             verdict=str(document["verdict"]),
             findings=tuple(_finding_of(entry) for entry in document["findings"]),

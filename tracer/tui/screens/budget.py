@@ -17,7 +17,7 @@ from tracer.state.view import RequestDetail, Snapshot
 from tracer.tui.desk import WORKLOADS, Desk
 from tracer.tui.listing import Query
 from tracer.tui.screens.base import FrameScreen, column
-from tracer.tui.theme import Look
+from tracer.tui.theme import ASCII, Look
 from tracer.tui.widgets.budget_bars import BudgetBars
 from tracer.tui.widgets.budget_card import BudgetCard, BudgetLine, BudgetNotes, Sentence
 from tracer.tui.widgets.budget_head import BudgetHead
@@ -189,13 +189,13 @@ class BudgetScreen(FrameScreen):
 
     def keys(self) -> Sequence[Key]:
         """Keys of the last line."""
+        arrows = "←→" if self.look.glyphs is not ASCII else "</>"
+        traced = [Key("a", "as traced", "traced", self.desk.as_traced)] if self.desk.traced is not None else []
         return [
-            Key("?", "help", "app.help"), Key("Esc", "back", "leave"), Key("←→" if self.look.fine else "</>", "move",
-                                                                          "move(1)"),
+            Key("?", "help", "app.help"), Key("Esc", "back", "leave"), Key(arrows, "move", "move(1)"),
             Key("p", "load", "load(1)", bool(self.desk.preset)), Key("o", "model", "model(1)"),
-            Key("d", "device", "device(1)"), Key("a", "as traced", "traced", self.desk.traced is not None),
-            Key("x", f"axis {self.bars.scale.value}", "scale"), Key("y", "roofline", "roofline"),
-            Key("7", "journey", "app.tab(7)"), Key("q", "quit", "app.quit"),
+            Key("d", "device", "device(1)"), *traced, Key("x", f"axis {self.bars.scale.value}", "scale"),
+            Key("y", "roofline", "roofline"), Key("7", "journey", "app.tab(7)"), Key("q", "quit", "app.quit"),
         ]  # fmt: skip
 
     # --- the traced engine
@@ -215,10 +215,10 @@ class BudgetScreen(FrameScreen):
 
     def _chosen(self, snapshot: Snapshot) -> RequestDetail | None:
         """The request chosen on the Live screen, else the newest one that is over."""
-        live, lens = self.tracer.live, self.tracer.lens
-        current = live.listing.current if live.listing.selected is not None else None
-        if current is not None and current.prompt_tokens:
-            return lens.detail(current.id)
+        lens, chosen = self.tracer.lens, self.tracer.live.listing.chosen_id
+        detail = lens.detail(chosen) if chosen is not None else None
+        if detail is not None and detail.view.prompt_tokens:
+            return detail
         over = (view for view in snapshot.requests if view.closed is not None and view.output_tokens > 0)
         found = next(over, None)
         return lens.detail(found.id) if found is not None else None

@@ -16,7 +16,7 @@ from tracer.state.view import RequestDetail, Snapshot
 from tracer.tui.listing import Query
 from tracer.tui.screens.base import FrameScreen
 from tracer.tui.tale import Tale, modelled, traced
-from tracer.tui.theme import Look
+from tracer.tui.theme import ASCII, Look
 from tracer.tui.widgets.context_strip import engines_of
 from tracer.tui.widgets.journey_page import FIRST, LAST, JourneyPage
 from tracer.tui.widgets.key_bar import Key
@@ -49,7 +49,7 @@ class JourneyScreen(FrameScreen):
         self.modelled = False
         """Whether the request of the desk was asked for, though one is traced."""
         self.request_id: str | None = None
-        self._chosen_on_list: object = None
+        self._chosen_on_list: str | None = None
         self._made: tuple[int, Tale] | None = None
 
     def compose(self) -> ComposeResult:
@@ -101,9 +101,8 @@ class JourneyScreen(FrameScreen):
     def _detail(self) -> RequestDetail | None:
         """The traced request: chosen by hand here, on the list, or the newest that is over."""
         lens, listing = self.tracer.lens, self.tracer.live.listing
-        if listing.selected != self._chosen_on_list:
-            self._chosen_on_list = listing.selected
-            self.request_id = listing.current.id if listing.selected is not None and listing.current else None
+        if listing.chosen_id != self._chosen_on_list:
+            self._chosen_on_list = self.request_id = listing.chosen_id
         if self.request_id is None:
             snapshot = lens.snapshot(Query(limit=LOOKED_THROUGH))
             over = (view for view in snapshot.requests if view.closed is not None and view.output_tokens > 0)
@@ -118,7 +117,7 @@ class JourneyScreen(FrameScreen):
 
     def keys(self, tale: Tale | None = None) -> Sequence[Key]:
         """Keys of the last line."""
-        arrows = ("←", "→") if self.look.fine else ("<", ">")
+        arrows = ("←", "→") if self.look.glyphs is not ASCII else ("<", ">")
         keys = [Key(arrows[1], "next", "turn(1)"), Key(arrows[0], "back", "turn(-1)"), Key("Esc", "leave", "leave"),
                 Key("?", "help", "app.help")]  # fmt: skip
         if tale is not None and not tale.modelled:

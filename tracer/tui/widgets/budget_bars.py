@@ -40,7 +40,8 @@ class BudgetBars(Panel):
     def title(self) -> str:
         text = "twelve stages, modelled"
         if self.measured is not None:
-            text += f"  {self.look.glyphs.expected} measured: {short_id(self.measured.id, min(24, len(self.measured.id)))}"
+            name = short_id(self.measured.id, max(3, min(24, len(self.measured.id))), self.look.glyphs.ellipsis)
+            text += f"  {self.look.glyphs.expected} measured: {name}"
         return text
 
     def note(self) -> list[Segment]:
@@ -81,8 +82,7 @@ class BudgetBars(Panel):
         if bound:
             line.put(" bound by", look.dim)
         rows: list[Row] = [line.end(look.dim)]
-        for known in STAGES:
-            rows.append(self._row(width, names, bars, axis, known, beside, bound))
+        rows += [self._row(width, names, bars, axis, known, beside, bound) for known in STAGES]
         if height > len(rows):
             rows.append(self._total(width, names + cells + 1, beside))
         return rows[:height]

@@ -152,7 +152,7 @@ def _figures(made: Budget) -> list[tuple[str, str, tuple[str, ...]]]:
         users, more = "none", ("no room beside weights",)
     elif math.isfinite(fits.users_observed):
         users = f"{fits.users_observed:,.0f}"
-        more = ("like this one", f"{fits.users_worst_case:,} of {figures.short_count(fits.longest)} tokens")
+        more = ("like this one", f"{fits.users_worst_case:,} of {fits.longest:,}")
     else:
         users, more = "any", ("no cache that grows",)
     return [

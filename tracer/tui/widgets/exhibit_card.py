@@ -32,7 +32,7 @@ class ExhibitCard(ScrollCard):
         self.present = ""
 
     def show(self, finding: Finding | None, began: int, present: str) -> None:
-        """Draw the evidence of a finding; times are counted from `began` (ns), `present` is the word for the last one."""
+        """Draw the evidence of a finding; times are counted from `began` (ns), `present` is a word for the last."""
         if finding is None or self.finding is None or finding.rule != self.finding.rule:
             self.top = 0
         self.finding, self.began, self.present = finding, began, present

@@ -59,7 +59,7 @@ class JourneyPage(Canvas):
             rows += [blank(inner, look.text)] * (3 if height >= 40 else 2 if roomy else 1)
             stage = Stage(self.page) if FIRST < self.page < LAST else None
             if stage is None:
-                rows += self._cover(inner, tale)
+                rows += self._page_between(inner, tale)
             else:
                 rows += self._stage(inner, tale, stage, height - len(rows) - 3, roomy)
             foot = self._whole(inner, tale, stage)
@@ -82,7 +82,8 @@ class JourneyPage(Canvas):
             model = label(tale.engine.model.rstrip("/").rsplit("/", 1)[-1])
             where = tale.device.title if tale.device is not None else tale.engine.device
             parts.append(f"{model} on {label(plain(where, look))}")
-        parts.append(f"{figures.count(view.prompt_tokens)} {look.glyphs.arrow} {figures.count(view.output_tokens)} tokens")
+        tokens = f"{figures.count(view.prompt_tokens)} {look.glyphs.arrow} {figures.count(view.output_tokens)}"
+        parts.append(f"{tokens} tokens")
         for text in parts:
             if line.used + cell_width(text) + 3 > width - cell_width(right) - 1:
                 continue
@@ -90,7 +91,8 @@ class JourneyPage(Canvas):
                 line.put(f" {look.glyphs.dot} ", look.faint)
             line.put_text(text, look.text)
         if cell_width(right) < line.room:
-            line.fill_to(width - cell_width(right), look.text).put_text(right, look.warn if tale.modelled else look.good)
+            line.fill_to(width - cell_width(right), look.text)
+            line.put_text(right, look.warn if tale.modelled else look.good)
         return line.end(look.text)
 
     def _track(self, width: int) -> list[Row]:
@@ -108,21 +110,21 @@ class JourneyPage(Canvas):
             names.fill_to(begin, look.text).put(text.center(cells)[:cells], look.bold if here else look.faint)
         return [marks.end(look.text), names.end(look.text)]
 
-    def _cover(self, width: int, tale: Tale) -> list[Row]:
+    def _page_between(self, width: int, tale: Tale) -> list[Row]:
         """The page before the stages, and the one behind them."""
         look = self.look
         first = self.page == FIRST
         title = "one request" if first else "token 1 against token 2"
-        rows: list[Row] = self._large(width, tale) + [blank(width, look.text)] if first else []
+        rows: list[Row] = [*self._large(width, tale), blank(width, look.text)] if first else []
         rows += [Line(width).put(title, look.accent).end(look.text), blank(width, look.text)]
         rows += [self._text(width, line, look.text) for line in paragraph(BEFORE if first else AFTER, width, look)]
-        return rows if first else rows + [blank(width, look.text)] + self._economics(width, tale)
+        return rows if first else [*rows, blank(width, look.text), *self._economics(width, tale)]
 
     def _stage(self, width: int, tale: Tale, stage: Stage, height: int, roomy: bool) -> list[Row]:
         look = self.look
         known, row = info(stage), tale.detail.view.stages[stage - 1]
         colour = look.stage(stage, bold=True)
-        gap = [blank(width, look.text)]
+        gap: list[Row] = [blank(width, look.text)]
         rows = self._clock(width, tale, stage) + gap
         line = Line(width).put(f"{int(stage)}  {known.label}", colour)
         line.put(f"   {known.where}", look.dim)
@@ -137,7 +139,8 @@ class JourneyPage(Canvas):
             if len(rows) + len(facts) + len(table) + 1 <= height:
                 return rows + facts + gap + table
             brief = self._economics(width, tale, brief=True)
-            return rows + facts[: max(0, height - len(rows) - len(brief))][:2] + brief
+            room = max(0, height - len(rows) - len(brief))
+            return rows + facts[1 : 1 + min(1, room)] + brief
         return rows + facts
 
     def _large(self, width: int, tale: Tale) -> list[Row]:

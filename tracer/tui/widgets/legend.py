@@ -10,8 +10,8 @@ SHORT_NAMES = ("recv", "tmpl", "tok", "adm", "kv", "emb", "prefill", "head", "sm
 
 
 def legend(look: Look, width: int, *, expected: bool = False) -> Row:
-    """The stages with their colours, in as many words as fit; by group where glyphs tell them apart. `expected`: whether
-    bars carry the tick at which they should have ended."""
+    """The stages with their colours, in as many words as fit; by group where glyphs tell them apart. `expected`:
+    whether bars carry the tick at which they should have ended."""
     line = Line(width).put(" ", look.text)
     glyphs = look.glyphs
     if not look.fine:

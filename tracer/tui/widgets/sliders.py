@@ -152,7 +152,7 @@ class Sliders(Panel):
         line = self._begin(width, dial.label, chosen, dim=idle)
         value = int(getattr(desk.workload, dial.field))
         line.put(figures.count(value).rjust(_VALUES), look.dim if idle else look.bold).put("  ", look.text)
-        begin, cells = self._track(width)
+        cells = self._track(width)[1]
         if cells < 4:
             return line.end(look.text)
         place = round(desk.share(dial) * (cells - 1))

@@ -79,7 +79,7 @@ class StageTable(Panel):
             return []
         look = self.look
         names = 16 if width >= 64 else 10
-        figures_cells, bound = _columns(width)
+        figures_cells, bound = _columns(width, self._told(width))
         bar_at = names
         bar_cells = max(0, width - names - figures_cells - bound - 2)
         bars = Bars(look, bar_cells)
@@ -95,6 +95,10 @@ class StageTable(Panel):
             rows.extend(self._explained(width, room - 1))
         return rows[:height]
 
+    def _told(self, width: int) -> bool:
+        """Whether expected values stand in a column of their own."""
+        return bool(self.expected) and width >= EXPECTED_FROM
+
     def _axis_row(self, width: int, bar_at: int, bar_cells: int, bound: int, axis: RequestAxis) -> Row:
         look = self.look
         line = Line(width).put(" stage", look.dim).fill_to(bar_at, look.dim)
@@ -106,7 +110,7 @@ class StageTable(Panel):
         line.put("ms".rjust(10) + " ", look.dim)
         if width >= 64:
             line.put("share".rjust(6), look.dim)
-        if width >= EXPECTED_FROM:
+        if self._told(width):
             line.put("expected".rjust(10), look.dim)
         if width >= 84:
             line.put("wait".rjust(9), look.dim)
@@ -144,7 +148,7 @@ class StageTable(Panel):
         if width >= 64:
             share = "" if stage.share is None else f"{figures.percent(stage.share)}%"
             line.put(share.rjust(6), text)
-        if width >= EXPECTED_FROM:
+        if self._told(width):
             should = self.expected.get(info.stage)
             line.put(figures.aligned_milliseconds(should, 10) if should is not None else " " * 10, dim)
         if width >= 84:
@@ -226,9 +230,9 @@ class StageTable(Panel):
             self.post_message(self.Moved())
 
 
-def _columns(width: int) -> tuple[int, int]:
-    """Cells for the figures, and for what bounds a stage."""
-    cells = 11 + (6 if width >= 64 else 0) + (9 if width >= 84 else 0) + (10 if width >= EXPECTED_FROM else 0)
+def _columns(width: int, told: bool) -> tuple[int, int]:
+    """Cells for the figures (expected ones where they are `told`), and for what bounds a stage."""
+    cells = 11 + (6 if width >= 64 else 0) + (9 if width >= 84 else 0) + (10 if told else 0)
     return cells, (44 if width >= 170 else 32 if width >= 130 else 0)
 
 
