@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -19,7 +22,6 @@ from tracer.events import (
     Engine,
     Event,
     Finished,
-    Heartbeat,
     Preempted,
     Queued,
     Received,
@@ -219,7 +221,7 @@ def test_nobody_waits_at_an_engine_that_is_gone() -> None:
     ],
 )  # fmt: skip
 def test_a_batch_is_bound_by_what_its_step_used_up_when_nobody_waits(
-    step: dict[str, int], limit: Limit | None
+    step: dict[str, Any], limit: Limit | None
 ) -> None:
     story = Story()
     story.tell(Step(story.t, 1, token=1, end=MS, used=10, cached=0, running=step["batch"], waiting=0,
@@ -255,16 +257,18 @@ def test_the_diagnosis_goes_by_the_same_arithmetic() -> None:
     assert TABLE["KV_RECLAIMABLE"].value == admission.KV_RECLAIMABLE
     assert (admission.too_large(1600, 16, 100), admission.too_large(1601, 16, 100)) == (None, 101)
     assert (admission.too_large(1601, 0, 100), admission.too_large(-1, 16, 100)) == (None, None)
-    assert rule.admission is admission
+    for prompt, need in ((1600, None), (1601, 101)):
+        asked = SimpleNamespace(prompt_tokens=prompt)
+        assert rule.too_large(SimpleNamespace(num_blocks=100, block_size=16), asked) == need  # type: ignore[arg-type]
 
 
-def test_the_length_of_those_that_are_over_is_their_mean() -> None:
+def test_the_length_of_those_that_are_over_is_their_mean_once_nothing_more_of_them_is_under_way() -> None:
     story = Story(max_batch_tokens=4096)
-    first, second = story.queue(100, 200)
-    story.run(first, second)
-    for key, output in ((first, 20), (second, 40)):
+    first, second, later = story.queue(100, 200, 900)
+    story.run(first, second, later)
+    for key, output in ((first, 20), (second, 40), (later, 1)):
+        if key == later:
+            story.t += 5 * NS_PER_S
         story.tell(Finished(story.t + 1, key, "stop", output))
-    for key in (first, second):
         story.tell(Released(story.t + 2, key, 1, 0), Closed(story.t + 3, key, 200))
-    story.tell(Heartbeat(story.t + 5 * NS_PER_S))
     assert story.state.snapshot().engines[0].mean_tokens == 180

@@ -68,7 +68,9 @@ def waits(request: Request) -> bool:
         return False
     if request.preempted:
         return True
-    return (request.queued is not None or request.admission_begin is not None) and not request.ran
+    if (request.queued is None and request.admission_begin is None) or request.ran:
+        return False
+    return request.first_token is None and not request.output_tokens
 
 
 def since(request: Request) -> int:

@@ -155,7 +155,7 @@ class Tally:
         )
 
     def mean_tokens(self, source: str) -> float | None:
-        """Mean length, prompt and output together, of the requests of an engine that are over; None without any."""
+        """Mean length, prompt and output together, of the requests of an engine that are counted; None without any."""
         tokens = requests = 0
         for (name, _, what, _), each in self.distributions.items():
             if name == source and what in ("input", "output"):

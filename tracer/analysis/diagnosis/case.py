@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from tracer.analysis.diagnosis.finding import AFFECTED_SHOWN, CannotTell, Exhibit, Finding
 from tracer.analysis.diagnosis.records import Asked, EngineFacts, Evidence, ms
+from tracer.clock import NS_PER_S
 from tracer.stages import Stage
 
 
@@ -39,6 +40,9 @@ class Case:
 
 
 Said = Finding | CannotTell
+
+GOES_ON_NS: Final = NS_PER_S // 2
+"""What was last seen so long before the end of the evidence goes on: steps end, and tokens leave, at intervals."""
 Rule = Callable[[Case], Sequence[Said]]
 
 
@@ -60,7 +64,8 @@ def found(
     slowdown: float = 1.0,
     load: float = 0.0,
 ) -> Finding:
-    """A finding over requests. `end` None or at the very end of the evidence: it goes on."""
+    """A finding over requests. `end` None, or so near the end of the evidence that nothing can have shown since: it goes
+    on."""
     several = len(evidence.engines) > 1
     return Finding(
         rule=rule,
@@ -69,7 +74,7 @@ def found(
         check=check,
         lost_ms=ms(lost_ns),
         start=int(start),
-        end=None if end is None or end >= evidence.now else int(end),
+        end=None if end is None or end >= evidence.now - GOES_ON_NS else int(end),
         confidence=confidence,
         affected=tuple([request.id for request in affected[:AFFECTED_SHOWN]]),
         affected_total=len(affected),

@@ -85,6 +85,9 @@ class HelpPanel(Panel):
         rows.append(line.put("    preempted: lost its place, waits and computes again", look.text).end(look.text))
         line = Line(width).put("  ", look.text).put(look.glyphs.dot * 2, look.dim)
         rows.append(line.put("    no stage covers this time", look.text).end(look.text))
+        line = Line(width).put("  ", look.text).put(look.glyphs.expected + " ", look.bold)
+        said = "    expected by the model: the end of a stage or request; of one that runs, its first token"
+        rows.append(line.put(said, look.text).end(look.text))
         if not look.fine:
             line = Line(width).put("  by group: ", look.dim)
             for group in Group:
