@@ -152,7 +152,7 @@ def make_block(
     kind: int, content: bytes, *, number: int, first: int = 0, last: int = 0, count: int = 0, flags: int = 0,
     level: int = LEVEL,
 ) -> bytes:  # fmt: skip
-    """A block with `content` (not yet packed), packed at zstd's `level`. Raises BlockError when that is over `MAX_RAW`."""
+    """A block with `content`, not yet packed, at zstd's `level`. Raises BlockError when that is over `MAX_RAW`."""
     if len(content) > MAX_RAW:
         raise BlockError(f"a block of {len(content):,} bytes is over the limit of {MAX_RAW:,}")
     packed = pack(content, level)

@@ -145,10 +145,8 @@ def export(options: argparse.Namespace) -> int:
     )  # fmt: skip
     totals = whole.totals()
     _say_text(whole)
-    print(
-        f"tracer: {path}: {totals.requests:,} requests, {totals.steps:,} steps, {totals.tokens:,} output tokens",
-        file=sys.stderr,
-    )
+    told = f"requests {totals.requests:,}, steps {totals.steps:,}, output tokens {totals.tokens:,}"
+    print(f"tracer: {path}: {told}", file=sys.stderr)
     return 0
 
 

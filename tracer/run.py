@@ -27,8 +27,8 @@ from tracer.sockets import default_directory, private_directory, search_director
 from tracer.sources import DirectorySource
 
 if TYPE_CHECKING:
-    from tracer.outlets import Outlets
     from tracer.flight import FlightRecorder
+    from tracer.outlets import Outlets
     from tracer.recording import Recorder
     from tracer.state.view import Snapshot
 

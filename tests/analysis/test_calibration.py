@@ -47,6 +47,14 @@ def over(snapshot: Snapshot) -> RequestView:
     return next(view for view in snapshot.requests if view.closed is not None and view.output_tokens > 20)
 
 
+KEYS = st.sampled_from(["schema", "processor", "fits", "name", "flops"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=8,
+)  # fmt: skip
+"""JSON with some of the words that the file has."""
+
+
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 
@@ -111,12 +119,7 @@ def test_only_so_many_engines_are_kept_and_the_newest_stay(engine: EngineView, t
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.one_of(
-    st.binary(max_size=200),
-    st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=8), lambda inner: st.lists(inner, max_size=3)
-                 | st.dictionaries(st.sampled_from(["schema", "processor", "fits", "name", "flops"]), inner, max_size=4),
-                 max_leaves=8).map(lambda value: json.dumps(value).encode()),
-))  # fmt: skip
+@given(st.binary(max_size=200) | VALUES.map(lambda value: json.dumps(value).encode()))
 def test_no_content_of_the_file_is_an_error(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "c.json"
     path.write_bytes(data)

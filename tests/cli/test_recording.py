@@ -78,6 +78,7 @@ def test_a_recording_that_goes_on_is_whole_when_the_screen_is_left(terminal: Ope
     assert f"kB to {path.name}".encode() in bytes(shown.raw).rpartition(b"\x1b[?1049l")[2]
 
 
+@pytest.mark.slow
 def test_where_the_folder_takes_no_file_the_cache_folder_does(terminal: Open, here: Path) -> None:
     shown = terminal("run", "--", *traced("tinyengine", "for", "600"))
     shown.wait_for_text("waits-2")
@@ -90,6 +91,7 @@ def test_where_the_folder_takes_no_file_the_cache_folder_does(terminal: Open, he
     assert load(path).requests.order
 
 
+@pytest.mark.slow
 def test_what_the_flight_recorder_kept_is_written_on_a_signal(tracer: Commands, tmp_path: Path) -> None:
     running = tracer.start("run", "--headless", "--record", str(tmp_path / "flights"), "--flight-recorder", "1m",
                            "--on", "finding", "--", *traced("tinyengine", "for", "600"))  # fmt: skip

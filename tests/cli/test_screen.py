@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import termios
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -224,3 +226,25 @@ def test_attach_asks_which_one(terminal: Open, tracer: Commands) -> None:
     for process in both:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
+
+
+@pytest.mark.slow
+def test_beside_a_screen_metrics_are_served_and_an_alert_is_seen_and_logged(
+    terminal: Open, tracer: Commands, tmp_path: Path
+) -> None:
+    alerts = tmp_path / "alerts.toml"
+    alerts.write_text('[[alert]]\nname = "queue"\nrule = "waiting>0"\nseverity = "critical"\n')
+    shown = terminal(
+        "run", "--metrics", "0", "--alerts", str(alerts), "--", *traced("tinyengine", "for", "600")
+    )  # fmt: skip
+    shown.wait_for_text("alert: queue: waiting 1, rule waiting>0")
+    shown.wait_for(lambda: re.search(r"cores [0-9.]+", shown.text) is not None, "the device strip")
+    urls = re.findall(rb"http://127\.0\.0\.1:\d+/metrics", bytes(shown.raw))
+    with urllib.request.urlopen(urls[0].decode(), timeout=10) as answer:
+        assert b'tracer_alert_firing{alert="queue",severity="critical"} 1.0' in answer.read()
+    shown.type("l")
+    shown.wait_for_text("alert: critical: queue: waiting 1")
+    shown.type("q")
+    assert shown.wait_for_end() == 0, "with a screen an alert does not change the exit code"
+    assert_restored(shown)
+    assert "alert: critical: queue" not in next(iter(tracer.logs.glob("*.log"))).read_text(), "the file is the engine's"

@@ -13,23 +13,25 @@ import pytest
 from tests.cli.commands import Commands, traced, wait_until
 from tests.metrics.collector import Collector
 from tests.metrics.exposed import Exposed
+from tracer.cli import main
 
 RECORDING = Path(__file__).parents[2] / "recordings" / "transformers-mixed.trace"
 ALERTS = '[[alert]]\nname = "queue"\nrule = "waiting>0"\nexit = {exit}\n[[alert]]\nrule = "dead"\n'
 
 
-def test_a_recording_s_metrics_are_printed_and_its_alerts_told(tracer: Commands, tmp_path: Path) -> None:
+def test_a_recording_s_metrics_are_printed_and_its_alerts_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     alerts = tmp_path / "alerts.toml"
     alerts.write_text('[[alert]]\nname = "slow"\nrule = "ttft_p95>2s"\nfor = "5s"\nexit = true\n')
-    done = tracer.run("metrics", str(RECORDING), "--alerts", str(alerts))
-    assert done.returncode == 1
-    exposed = Exposed(done.stdout)
+    assert main(["metrics", str(RECORDING), "--alerts", str(alerts)]) == 1
+    out, err = capsys.readouterr()
+    exposed = Exposed(out)
     assert exposed.one("tracer_requests_received_total") == 40
     assert exposed.one("tracer_alert_fired_total", alert="slow") == 1
-    assert re.fullmatch(r"tracer: alert: warning: slow: ttft p95 [0-9.]+ s, rule ttft_p95>2s\n", done.stderr)
-    assert tracer.run("metrics", str(RECORDING)).returncode == 0
-    done = tracer.run("metrics", str(RECORDING), "--metrics", "0")
-    assert done.returncode == 2 and "is a recording: its metrics are printed" in done.stderr.splitlines()[-1]
+    assert re.fullmatch(r"tracer: alert: warning: slow: ttft p95 [0-9.]+ s, rule ttft_p95>2s\n", err)
+    assert main(["metrics", str(RECORDING), "--metrics", "0"]) == 2
+    assert "is a recording: its metrics are printed" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.slow
@@ -85,7 +87,10 @@ def test_an_engine_that_runs_already_is_watched_without_a_screen(tracer: Command
     process.communicate(timeout=30)
 
 
-def test_what_cannot_be_had_is_told_before_anything_starts(tracer: Commands, tmp_path: Path) -> None:
+def test_what_cannot_be_had_is_told_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACER_SOCKET_DIR", str(tmp_path / "sockets"))
     wrong = tmp_path / "wrong.toml"
     wrong.write_text('[[alert]]\nrule = "speed>3"\n')
     with socket.socket() as taken:
@@ -99,7 +104,8 @@ def test_what_cannot_be_had_is_told_before_anything_starts(tracer: Commands, tmp
             (("--alerts", str(tmp_path / "none.toml")), "No such file or directory"),
             (("--alerts", str(wrong)), f"{wrong}: alert 1: rule: 'speed>3': no such figure as speed"),
         ):
-            done = tracer.run("run", "--headless", *options, "--", *traced("eng", "for", "60"))
-            assert done.returncode == 2 and done.stdout == ""
-            assert done.stderr.startswith("tracer run: ") and reason in done.stderr
-            assert done.stderr.count("\n") == 1
+            assert main(["run", "--headless", *options, "--", *traced("eng", "for", "60")]) == 2
+            out, err = capsys.readouterr()
+            assert out == "" and err.startswith("tracer run: ") and reason in err
+            assert err.count("\n") == 1
+    assert not (tmp_path / "sockets").exists()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tracer import clock
 from tracer.bus import Bus, Subscription
 from tracer.clock import NS_PER_MS, NS_PER_S, ClockAnchor
-from tracer.events import SCHEMA_VERSION, Event, Gap, Header, Sent, SourceGone
+from tracer.events import SCHEMA_VERSION, Closed, Event, Gap, Header, Received, Sent, SourceGone
 from tracer.intake import Delivery
 from tracer.sources import DirectorySource
 
@@ -316,3 +316,28 @@ async def test_processes_of_a_directory_arrive_merged(directory: Path) -> None:
     assert len(bulk) == 1000
     assert [event.t for _, event in bulk] == sorted(event.t for _, event in bulk)
     assert {source for source, _ in bulk} == {first.source, second.source}
+
+
+async def test_a_late_reader_is_told_what_is_still_true_and_everything_from_then_on() -> None:
+    """Nothing twice and nothing left out between the two: what is retained stands before what comes."""
+    bus = Bus(window=0)
+    bus.retain()
+    early = bus.subscribe()
+    channel = Channel("one")
+    bus.add(channel)
+    running = asyncio.create_task(bus.run())
+    t = clock.now() - 10 * NS_PER_S
+    channel.say(Received(t, 1, "over"), Closed(t + 1, 1))
+    channel.say(Received(t + 8 * NS_PER_S, 2, "runs"), sent(t + 9 * NS_PER_S, 2))
+    heard = 0
+    while heard < 4:
+        heard += len((await anext(early)).events)
+    late, plain = bus.subscribe(from_before=True), bus.subscribe()
+    channel.say(sent(t + 10 * NS_PER_S, 2))
+    channel.end(t + 10 * NS_PER_S)
+    told = [event for delivery in await collect(late) for event in delivery.events]
+    assert [(type(event), event.t - t) for event in told[:-1]] == [
+        (Received, 8 * NS_PER_S), (Sent, 9 * NS_PER_S), (Sent, 10 * NS_PER_S)
+    ]  # fmt: skip
+    assert times(await collect(plain)) == [t + 10 * NS_PER_S]
+    await running

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -221,7 +222,7 @@ def test_a_ladder_is_round_ordered_and_reaches_both_ends(least: int, most: int) 
     assert stops[0] == least
     assert stops[-1] == most
     assert list(stops) == sorted(set(stops))
-    assert all(after / before < 2.01 for before, after in zip(stops, stops[1:], strict=False) if before >= 1)
+    assert all(after / before < 2.01 for before, after in pairwise(stops) if before >= 1)
 
 
 @given(st.lists(st.tuples(st.sampled_from(DIALS), st.sampled_from(["step", "place", "set", "load", "model"]),

@@ -32,6 +32,8 @@ REASONS: Final = 24
 KNOWN_REASONS: Final = ("other", "lost", "cancelled", "failed", "rejected", "unknown")
 _WORD: Final = 48
 """Characters of a reason that are told apart."""
+_TOKENS: Final = 1 << 18
+"""Of a longer output the gaps are not gone through."""
 _MOST: Final = 1 << 62
 """Larger than any instant of ours; no hostile number gets further than this."""
 _CHUNK: Final = 128
@@ -143,16 +145,19 @@ class Ledger:
 
 def _own_itl(request: Request) -> int:
     """99th percentile of the gaps between the request's own tokens (ns, nearest rank); -1 when they are not known."""
-    if request.incomplete or request.unseen:
+    if request.incomplete or request.unseen or not request.output_tokens <= request.observed <= _TOKENS:
         return -1
     times, _ = decode.token_times(request)
     if len(times) < 2 or len(times) < request.output_tokens:
         return -1
-    gaps = np.diff(np.frombuffer(times, np.int64))
-    if not gaps.all():  # several tokens at one instant share the gap before it
-        gaps = np.array(latency.itl(times))
-    rank = max(1, math.ceil(0.99 * len(gaps))) - 1
-    return int(np.partition(gaps, rank)[rank])
+    instants, counts = np.unique(np.frombuffer(times, np.int64), return_counts=True)
+    # Several tokens at one instant share the gap before it; those that came with the first one took none.
+    gaps = np.concatenate([[0.0], np.diff(instants) / counts[1:]])
+    counts[0] -= 1
+    order = np.argsort(gaps)
+    reached = np.cumsum(counts[order])
+    rank = max(1, math.ceil(0.99 * (len(times) - 1)))
+    return int(gaps[order[int(np.searchsorted(reached, rank))]])
 
 
 def _ns(value: float | None) -> int:

@@ -39,9 +39,9 @@ from tracer.tui.picture import write_picture
 from tracer.tui.screens.base import Footer, FrameScreen
 from tracer.tui.screens.live import LiveScreen
 from tracer.tui.tabs import DIAGNOSIS_TAB, TABS, Tab
-from tracer.tui.watch import LiveWatch, Watch
 from tracer.tui.terminal import TerminalDriver, patient
 from tracer.tui.theme import ASCII, PALETTES, Look, choose_glyphs, choose_palette, textual_theme
+from tracer.tui.watch import LiveWatch, Watch
 from tracer.tui.widgets.banner import Notice, alerted, notices_of
 from tracer.tui.widgets.context_strip import RECORDING
 

@@ -87,6 +87,8 @@ class Desk:
         """The engine and the request that the setting was taken from."""
         self.basis = ""
         """What the shares of the device come from, where they are not the usual ones."""
+        self.finding = ""
+        """What a fit found out about the traced engine, in a sentence."""
         self.version = 0
         self.set_by_hand = False
         """Whether flags or keys have set anything: a traced engine is then no longer taken over unasked."""
@@ -200,7 +202,7 @@ class Desk:
 
     def _detach(self) -> None:
         """What was found out about a traced engine holds for its model and device alone."""
-        self.efficiency, self.basis, self.pool_bytes, self.roofline = None, "", None, None
+        self.efficiency, self.basis, self.finding, self.pool_bytes, self.roofline = None, "", "", None, None
 
     def next_roofline(self) -> None:
         """The other way in which arithmetic and memory may add up."""
@@ -229,6 +231,7 @@ class Desk:
         model = replace(model, name=model.name.rstrip("/").rsplit("/", 1)[-1])
         self.model, self.device, self.counting, self.tp = model, basis.device, Counting.EXACT, 1
         self.efficiency, self.roofline, self.basis = basis.efficiency, None, basis.text
+        self.finding = basis.fitted
         self.block_size = engine.block_size or 16
         blocks, size = engine.num_blocks, engine.block_bytes
         self.pool_bytes = float(blocks * size) if blocks and size else None

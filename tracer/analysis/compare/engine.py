@@ -42,6 +42,8 @@ _SHOWN: Final = {"mean": 1, "p50": 1, "p95": 20, "p99": 100}
 """Samples below which a figure is not even shown."""
 _FEWEST_GAPS: Final = {"mean": 8, "p50": 8, "p95": 16, "p99": 40}
 """As `FEWEST`, for ITL: requests, each of which has many gaps."""
+_SHOWN_GAPS: Final = {"mean": 1, "p50": 1, "p95": 3, "p99": 10}
+"""As `_SHOWN`, for ITL."""
 _RESOLUTION_MS: Final = 0.001
 """No difference below it is one: clocks and arithmetic."""
 _FLOOR_MS: Final = 0.01
@@ -133,7 +135,7 @@ class _Comparing:
         made = Comparison(
             columns=tuple(trace.context for trace in self.traces),
             rows=self.rows,
-            figures={key: _figures(found) for key, found in measured.items()},
+            figures={key: _figures(found, _SHOWN_GAPS if key == "itl" else _SHOWN) for key, found in measured.items()},
             pairs=(),
             percentile=self.percentile,
             match=self.match,
@@ -217,8 +219,8 @@ class _Comparing:
                 if min(a.count, b.count) >= fewest[name]:
                     family.append((key, name))
                     continue
-                changes.setdefault(key, {})[name] = Change(_difference(a, b, name), why=self._why(key, found, other,
-                                                                                                    fewest[name]))
+                why = self._why(key, found, other, fewest[name])
+                changes.setdefault(key, {})[name] = Change(_difference(key, a, b, name), why=why)
         if not family:
             return changes
         observed = np.array([
@@ -287,18 +289,18 @@ def _statistics(values: Floats, weights: Floats) -> dict[str, Floats]:
     return {"mean": resampling.weighted_mean(values, weights), **dict(zip(PERCENTILES, quantiles, strict=True))}
 
 
-def _figures(found: Sequence[_Measured]) -> dict[str, Figure]:
+def _figures(found: Sequence[_Measured], shown: dict[str, int]) -> dict[str, Figure]:
     counts = tuple(one.count for one in found)
     return {
         name: Figure(
-            tuple(one.values[name] if one.count >= _SHOWN[name] and math.isfinite(one.values[name]) else None
+            tuple(one.values[name] if one.count >= shown[name] and math.isfinite(one.values[name]) else None
                   for one in found), counts)
         for name in STATISTICS
     }  # fmt: skip
 
 
-def _difference(a: _Measured, b: _Measured, name: str) -> float | None:
-    if min(a.count, b.count) < _SHOWN[name]:
+def _difference(key: str, a: _Measured, b: _Measured, name: str) -> float | None:
+    if min(a.count, b.count) < (_SHOWN_GAPS if key == "itl" else _SHOWN)[name]:
         return None
     return b.values[name] - a.values[name]
 

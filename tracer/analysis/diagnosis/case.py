@@ -64,8 +64,8 @@ def found(
     slowdown: float = 1.0,
     load: float = 0.0,
 ) -> Finding:
-    """A finding over requests. `end` None, or so near the end of the evidence that nothing can have shown since: it goes
-    on."""
+    """A finding over requests. `end` None, or so near the end of the evidence that nothing can have shown since: it
+    goes on."""
     several = len(evidence.engines) > 1
     return Finding(
         rule=rule,

@@ -90,6 +90,12 @@ class FrameScreen(Screen[None]):
             regions[self.key_bar] = Region(0, row + 1, size.width, 1)
         return {**regions, **footer.tiles(row, size.width)}
 
+    @property
+    def focus_chain(self) -> list[Widget]:
+        """The parts that Tab goes through: those that can be seen now."""
+        regions = self.arranged(self.size)
+        return [widget for widget in super().focus_chain if "tile" not in widget.classes or widget in regions]
+
     def keys(self) -> Sequence[Key]:
         """Keys for the last line, the most useful first."""
         return ()

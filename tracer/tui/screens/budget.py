@@ -172,7 +172,7 @@ class BudgetScreen(FrameScreen):
             self.card.show(made)
             self.figures.show(made)
             self.bars.show(made, desk.traced[1] if desk.traced else None)
-            self.notes.show(made)
+            self.notes.show(made, desk.finding)
             if self.chart.is_on_screen:
                 self.chart.show(made)
         self.key_bar.show(self.keys(), self.tracer.note, news=self.tracer.note_is_news)

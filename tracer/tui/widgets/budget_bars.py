@@ -57,7 +57,7 @@ class BudgetBars(Panel):
         if made is None or view is None:
             return []
         look = self.look
-        names = 16 if width >= 64 else 11
+        names = 16 if width >= 64 else 13
         beside = 11 if self.measured is not None and width >= 60 else 0
         bound = 46 if width >= 150 else 30 if width >= 118 else 18 if width >= 96 else 0
         cells = max(0, width - names - 11 - (7 if width >= 50 else 0) - beside - bound - 1)
@@ -94,7 +94,7 @@ class BudgetBars(Panel):
         assert made is not None and view is not None
         row, place = made.stage(known.stage), view.stages[known.stage - 1]
         line = Line(width).put(" ", look.text).put(look.fill(known.stage), look.stage(known.stage))
-        line.put(f" {int(known.stage):2d} " if names >= 13 else " ", look.dim).put(known.label, look.text)
+        line.put(f" {int(known.stage):2d} " if names >= 16 else " ", look.dim).put(known.label, look.text)
         line.fill_to(names, look.text)
         stretches: list[Stretch] = []
         begin, end, tick = place.begin or 0, place.end or 0, None

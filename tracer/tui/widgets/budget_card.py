@@ -97,10 +97,11 @@ class BudgetNotes(Panel):
     def __init__(self, look: Look) -> None:
         super().__init__(look, id="notes")
         self.made: Budget | None = None
+        self.finding = ""
 
-    def show(self, made: Budget) -> None:
-        """Draw a budget's assumptions."""
-        self.made = made
+    def show(self, made: Budget, finding: str = "") -> None:
+        """Draw a budget's assumptions, after what a fit found if there is one."""
+        self.made, self.finding = made, finding
         self.repaint()
 
     def title(self) -> str:
@@ -109,7 +110,8 @@ class BudgetNotes(Panel):
     def body(self, width: int, height: int) -> list[Row]:
         look = self.look
         rows: list[Row] = []
-        for said in self.made.assumptions if self.made is not None else ():
+        found = (self.finding,) if self.finding else ()
+        for said in found + (self.made.assumptions if self.made is not None else ()):
             for index, text in enumerate(paragraph(said, width - 2, look)):
                 line = Line(width).put("  " if index else f"{look.glyphs.dot} ", look.faint)
                 rows.append(line.put_text(text, look.dim).end(look.text))

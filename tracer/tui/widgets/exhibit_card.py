@@ -103,10 +103,17 @@ class ExhibitCard(ScrollCard):
         """Whether its first axis is the trace's clock; else its note says what stands there."""
         return exhibit.points[0][0] >= self.began > 0
 
+    def _extent(self, exhibit: Exhibit) -> tuple[int, int]:
+        """First and last place of its axis; charts over time share theirs: they are read below each other."""
+        if not self._over_time(exhibit) or self.finding is None:
+            return exhibit.points[0][0], exhibit.points[-1][0]
+        others = [one for one in self.finding.evidence if _is_chart(one) and self._over_time(one)]
+        return min(one.points[0][0] for one in others), max(one.points[-1][0] for one in others)
+
     def _columns(self, exhibit: Exhibit, cells: int) -> list[float | None]:
         """The largest value of each stretch of the axis; None where there is none."""
         points = exhibit.points
-        first, last = points[0][0], points[-1][0]
+        first, last = self._extent(exhibit)
         if not self._over_time(exhibit) or last <= first or any(not first <= at <= last for at, _ in points):
             columns = bucketed([value for _, value in points], cells)
             return [columns[at * len(columns) // cells] for at in range(cells)]
@@ -119,7 +126,7 @@ class ExhibitCard(ScrollCard):
     def _axis(self, exhibit: Exhibit, width: int, labels: int) -> Row:
         """First and last place under a chart: instants, unless the exhibit says what else stands there."""
         look = self.look
-        first, last = exhibit.points[0][0], exhibit.points[-1][0]
+        first, last = self._extent(exhibit)
         if self._over_time(exhibit):
             begin, end = figures.instant(first - self.began), figures.instant(last - self.began)
         else:

@@ -125,9 +125,10 @@ class JourneyPage(Canvas):
         known, row = info(stage), tale.detail.view.stages[stage - 1]
         colour = look.stage(stage, bold=True)
         gap: list[Row] = [blank(width, look.text)]
-        rows = self._clock(width, tale, stage) + gap
+        low = height < 12
+        rows = [] if low else self._clock(width, tale, stage) + gap
         line = Line(width).put(f"{int(stage)}  {known.label}", colour)
-        line.put(f"   {known.where}", look.dim)
+        line.put(f"   {figures.milliseconds(row.ms)} ms" if low else f"   {known.where}", look.dim)
         if row.status is not Status.MEASURED and not tale.modelled:
             line.put_text(f"   {row.status}" + (f": {row.reason}" if row.reason else ""), look.warn)
         rows.append(line.end(look.text))

@@ -282,7 +282,7 @@ def prefix_strip(look: Look, prefix: Prefix, cells: int) -> list[Segment]:
     segments: list[Segment] = []
     done = 0
     for state, blocks in ((HIT, prefix.hit), (CHOSEN, prefix.hit + prefix.computed), (LIVE, total)):
-        end = cells if blocks == total else round(blocks * cells / total) if total else 0
+        end = (cells if blocks == total else round(blocks * cells / total)) if total else 0
         if end > done:
             segments.append(Segment(block_glyph(look, state) * (end - done), block_style(look, state)))
             done = end
