@@ -10,7 +10,7 @@ from typing import Final
 
 TARGETS: Final = ("queue", "prefill", "ttft", "itl", "tpot", "e2e")
 """Latencies that can have one; `docs/numbers.md` says what each is."""
-_UNITS: Final = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "min": 60e3, "m": 60e3, "": 1.0}
+_UNITS: Final = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "min": 60e3, "h": 3600e3, "": 1.0}
 _FORM: Final = re.compile(r"\s*([a-z0-9_]+)\s*(?:=|<=|:)\s*([0-9.eE+-]+?)\s*([a-zµ]*)\s*")
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from tracer.state.trace_state import TraceState
     from tracer.trace_file import TraceFile
 
+PROBLEMS = 3
+"""Sentences said about a damaged file."""
+
 Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
 """``command(name, function, examples)`` adds one command and returns its parser."""
 
@@ -37,9 +40,13 @@ def state_of(target: str) -> TraceState:
     import asyncio
 
     if is_trace(target):
-        from tracer.replay import load
+        from tracer.replay import load_open
+        from tracer.trace_file import TraceFile
 
-        return load(target)
+        with TraceFile(target) as trace:
+            loaded = load_open(trace)
+            say_about(trace)
+            return loaded
     from tracer.follow import watch_for
     from tracer.targets import LOOK_AWAY_S, LOOK_S, Target, TargetError, find_target
 
@@ -81,7 +88,21 @@ def observed(target: str, seconds: float = 30.0) -> TraceState:
             state.unknown += delivery.unknown
             for event in delivery.events:
                 state.apply(delivery.source, event)
+        say_about(trace)
     return state
+
+
+def say_about(trace: TraceFile) -> None:
+    """Say on stderr what is wrong with a file that was read, and whether it holds what people wrote."""
+    from tracer.text import clean
+
+    name = clean(trace.path.name)
+    for problem in trace.problems[:PROBLEMS]:
+        print(f"tracer: {name} {clean(problem)}", file=sys.stderr)
+    if len(trace.problems) > PROBLEMS:
+        print(f"tracer: {name}: {len(trace.problems) - PROBLEMS} more places are damaged", file=sys.stderr)
+    if trace.with_text:
+        print(f"tracer: {name} holds prompts and outputs: it was recorded --with-text", file=sys.stderr)
 
 
 def replay(options: argparse.Namespace) -> int:

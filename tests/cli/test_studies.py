@@ -86,3 +86,20 @@ def test_wrong_input_is_told_in_one_line(
     assert (done.returncode, done.stdout) == (2, "")
     assert reason in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_what_is_wrong_with_a_file_is_said_beside_what_it_tells(tracer: Commands, trace: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.trace"
+    cut.write_bytes(trace.read_bytes()[:-60])
+    for command in (("show", str(cut), "--json"), ("diagnose", str(cut), "--json")):
+        done = tracer.run(*command)
+        assert done.returncode == 0 and json.loads(done.stdout)
+        assert done.stderr.startswith("tracer: cut.trace was cut at byte ")
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_file_with_prompts_says_so(tracer: Commands, tmp_path: Path) -> None:
+    path = tmp_path / "text.trace"
+    done = tracer.run("run", "--headless", "--with-text", "--record", str(path), "--", *traced("tiny", "exit", "0"))
+    assert done.returncode == 0, done.stderr
+    assert "holds prompts and outputs" in tracer.run("show", str(path)).stderr

@@ -226,3 +226,9 @@ async def test_help_names_the_keys_and_there_is_none_to_record(path: Path) -> No
         assert "recording" not in shown
         await press(pilot, "escape", "r")
         assert "REC" not in text_of(app)
+
+
+async def test_what_is_wrong_with_the_file_is_in_the_banner(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-500])
+    async with replaying(path) as (_, app):
+        assert "story.trace was cut at byte" in text_of(app)

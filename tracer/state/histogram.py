@@ -19,8 +19,8 @@ import numpy.typing as npt
 from tracer.clock import NS_PER_MS, NS_PER_S
 from tracer.state.view import Quantiles
 
-FLOOR_NS: Final = 1_000
-"""Below 1 µs everything falls in bucket 0, which stands for half of it."""
+FLOOR_NS: Final = 1
+"""Below 1 ns everything falls in bucket 0, which stands for half of it."""
 CEILING_NS: Final = 100_000 * NS_PER_S
 """Longer values (over 27 hours) count as this long."""
 GROWTH: Final = 1.02

@@ -106,8 +106,9 @@ plain: Final = re.compile(
 
 
 class RowStrip(Strip):
-    """A strip that does not remember itself as its only part: each one that is replaced would be a cycle, and the garbage
-    collector, which else has nothing to do here, would stop a frame for 50 ms every few seconds to find them."""
+    """A strip that does not remember itself as its only part: each one that is replaced would be a cycle, and the
+    garbage collector, which else has nothing to do here, would stop a frame for 50 ms every few seconds to find them.
+    """
 
     def divide(self, cuts: Iterable[int]) -> Sequence[Strip]:
         """As the stock one."""

@@ -55,8 +55,8 @@ class Lens:
         )
 
     def numbers(self, ask: Ask) -> Snapshot:
-        """Every figure that is asked for, with the rest of a snapshot but no request; of a paused one what was known when
-        it was first asked for."""
+        """Every figure that is asked for, with the rest of a snapshot but no request; of a paused one what was known
+        when it was first asked for."""
         frozen = self._frozen
         if frozen is None:
             return self.feed.state.snapshot(now=self.feed.now(), window_s=self.window_s, limit=0, numbers=ask)

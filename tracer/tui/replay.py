@@ -17,10 +17,12 @@ from tracer.bookmarks import BookmarkError
 from tracer.clock import NS_PER_S
 from tracer.places import PlaceError, clock_of, instant
 from tracer.player import IDLE_S, Player
+from tracer.state.view import Snapshot
 from tracer.tui.app import TracerApp
 from tracer.tui.replay_footer import PlaceInput, ReplayFooter
 from tracer.tui.screens.base import FrameScreen
 from tracer.tui.theme import Look
+from tracer.tui.widgets.banner import Notice
 from tracer.tui.widgets.timeline import Timeline
 
 JUMP_S, LEAP_S = 10, 60
@@ -104,6 +106,12 @@ class ReplayApp(TracerApp):
         screen = self.screen
         footer = screen.footer if isinstance(screen, FrameScreen) else None
         return footer if isinstance(footer, ReplayFooter) else None
+
+    def notices(self, snapshot: Snapshot) -> tuple[Notice, ...]:
+        """What is wrong with the file, before what was wrong with the engine."""
+        trace = self.player.trace
+        damage = tuple(Notice(f"{trace.path.name} {problem}", False) for problem in trace.problems[:1])
+        return (*damage, *super().notices(snapshot))
 
     # --- playing
 

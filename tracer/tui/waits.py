@@ -26,7 +26,7 @@ def wait_text(wait: Wait) -> str:
     if wait.limit is Limit.KV:
         text = f"{needs} blocks, {figures.count(wait.has)} free"
     elif wait.limit is Limit.NEVER:
-        text = f"{needs} blocks: more than there are"
+        text = f"{needs} blocks, {figures.count(wait.has)} exist"
     else:
         text = WORDS[wait.limit]
     return f"{SHORT[wait.limit]}, behind {wait.behind}" if wait.behind else text

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from rich.segment import Segment
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -60,8 +59,8 @@ class NumbersScreen(FrameScreen):
         self.gauges = GaugeLine(look)
         self.banner = Banner(look)
         self.figures = FigureTable(look)
-        self.by_batch = ItlPlot(look, "batch size", "ridge", "batch-plot")
-        self.by_position = ItlPlot(look, "sequence position", "cache", "position-plot")
+        self.by_batch = ItlPlot(look, "batch size", "batch-plot")
+        self.by_position = ItlPlot(look, "sequence position", "position-plot")
         self.prompts = PromptPlot(look)
         self.steps = StepPlot(look)
         self.pool = PoolPlot(look)
@@ -123,8 +122,8 @@ class NumbersScreen(FrameScreen):
                 return {self.figures: Region(0, top, width, height)}
             table = max(8, min(self.figures.wanted(width), height - max(8, height // 3) - 1))
             self._titles(False)
-            part = height - table - 1
-            return column(0, top, width, [(self.figures, table), (self.tabs, 1), (self.parts[self.part], part)])
+            rest = height - table - 1
+            return column(0, top, width, [(self.figures, table), (self.tabs, 1), (self.parts[self.part], rest)])
         table = min(self.figures.wanted(width), height // 2)
         regions = column(0, top, width, [(self.figures, table)])
         self._edges(True)
@@ -182,7 +181,7 @@ class NumbersScreen(FrameScreen):
             if before != self.figures.wanted(self.size.width):
                 self.place()
         note = self.parts[self.part].note()
-        self.tabs.show(self.part, [*note] if isinstance(self.parts[self.part], ItlPlot) else note)
+        self.tabs.show(self.part, note)
         self.key_bar.show(self.keys(), self._said(numbers), news=bool(app.note_is_news))
         if self.banner.show(app.notices(snapshot)):
             self.place()
@@ -269,7 +268,7 @@ class NumbersScreen(FrameScreen):
     def action_only(self) -> None:
         """Filter by the chosen group."""
         if self.focused is self.groups and self.groups.rows:
-            self.text = "" if self.text else self.groups.name
+            self.text = "" if self.text else self.groups.choice
             self.redraw()
 
     def action_filter(self) -> None:

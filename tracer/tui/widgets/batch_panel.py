@@ -65,12 +65,13 @@ class BatchPanel(Panel):
         self, snapshot: Snapshot, ridge: Callable[[EngineView], float | None] | None = None,
         members: Sequence[RequestView] = (),
     ) -> None:  # fmt: skip
-        """Draw the batch of the busiest engine, whose ridge `ridge` knows; `members` are those with most tokens in the
-        last step."""
+        """Draw the batch of the busiest engine. `ridge` says where an engine's ridge is (None: where it was), `members`
+        are those with most tokens in the last step."""
         engines = engines_of(snapshot)
         self.engine = engine = max(engines, key=lambda engine: engine.batch, default=None)
         self.now = snapshot.now
-        self.ridge = ridge(engine) if ridge is not None and engine is not None else None
+        if ridge is not None or engine is None:
+            self.ridge = ridge(engine) if ridge is not None and engine is not None else None
         self.next = next((wait for wait in snapshot.waits if engine is not None and wait.engine == engine.source), None)
         self.batch_members = tuple(
             view for view in members
@@ -232,7 +233,7 @@ class BatchPanel(Panel):
     def _table(self, width: int, height: int, engine: EngineView) -> list[Row]:
         """The members, those with most tokens in the last step first, in exactly `height` rows."""
         look = self.look
-        names = min(14, max(6, width // 4))
+        names = min(width, 14, max(6, width // 4))
         line = Line(width).put("member".ljust(names), look.dim).put("step".rjust(7), look.dim)
         line.put("position".rjust(10), look.dim).put("prompt".rjust(8), look.dim).put("out".rjust(7), look.dim)
         rows: list[Row] = [line.put("  ", look.text).put("phase", look.dim).end(look.text)]

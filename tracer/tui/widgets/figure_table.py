@@ -16,7 +16,7 @@ from tracer.tui.theme import Look
 LATENCIES = (
     ("QUEUE", "queue"), ("PREFILL", "prefill"), ("TTFT", "ttft"), ("ITL", "itl"), ("TPOT", "tpot"), ("E2E", "e2e"),
 )  # fmt: skip
-NAMES = dict((key, name) for name, key in LATENCIES)
+NAMES = {key: name for name, key in LATENCIES}
 FIRST = 11
 """Cells of the names."""
 CELLS = 33
@@ -99,7 +99,7 @@ class FigureTable(Panel):
             name = figures.span(window.window_s)
             at = line.used
             line.put("p50".ljust(8), look.dim).put("p95".ljust(8), look.dim).put("p99".ljust(8), look.dim)
-            line.put(f"{look.glyphs.select if chosen else ' '}{name}", look.bold if chosen else look.dim)
+            line.put("n, ", look.dim).put(name, look.tab_on if chosen else look.dim)
             line.fill_to(at + cells, look.dim)
         return line.end(look.text)
 
@@ -112,13 +112,13 @@ class FigureTable(Panel):
             line.put(figures.milliseconds(timer.p50).ljust(8), look.bold)
             line.put(figures.milliseconds(timer.p95).ljust(8), look.text)
             line.put(figures.milliseconds(timer.p99).ljust(8), look.text)
-            line.put(f" n {figures.short_count(timer.count)}", look.dim)
+            line.put(figures.short_count(timer.count), look.dim)
         line.fill_to(at + cells, look.text)
 
     def _lines(self) -> list[tuple[str, Callable[[Window], str]]]:
         lines: list[tuple[str, Callable[[Window], str]]] = [
             ("REQUESTS", lambda w: f"{figures.count(w.all.requests)}  {figures.rate(w.all.request_rate)}/s"),
-            ("TOKENS", lambda w: f"in {figures.short_count(w.all.tokens_in)}/s  out {figures.short_count(w.all.tokens_out)}/s"),
+            ("TOKENS", _tokens),
             ("HITS", _hits),
             ("BUDGET", _budget),
             ("PREEMPTED", lambda w: figures.count(w.all.preemptions)),
@@ -132,6 +132,11 @@ class FigureTable(Panel):
             ("OUTPUT tok", lambda w: _lengths(w.all.output)),
         ]
         return lines
+
+
+def _tokens(window: Window) -> str:
+    into, out = figures.short_count(window.all.tokens_in), figures.short_count(window.all.tokens_out)
+    return f"in {into}/s  out {out}/s"
 
 
 def _hits(window: Window) -> str:
@@ -176,5 +181,5 @@ def _lengths(lengths: Lengths) -> str:
     if lengths.p50 is None:
         return figures.UNKNOWN
     return "".join(f"{figures.short_count(value):<8}" for value in (lengths.p50, lengths.p95, lengths.p99)) + (
-        f" max {figures.short_count(lengths.most)}"
+        f"max {figures.short_count(lengths.most)}"
     )

@@ -51,7 +51,7 @@ class GroupTable(Panel):
         return [Segment(f"{len(self.rows)}{more}, {window}", self.look.dim)]
 
     @property
-    def name(self) -> str:  # type: ignore[override]
+    def choice(self) -> str:
         """The chosen group's name."""
         return self.rows[self.chosen].name if self.rows else ""
 

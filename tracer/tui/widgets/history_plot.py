@@ -15,9 +15,9 @@ from tracer.stages import Stage
 from tracer.state.numbers import Gauges, History, Numbers, Stretch
 from tracer.tui import figures
 from tracer.tui.canvas import label
-from tracer.tui.columns import Cell, blank_column, column_cells
+from tracer.tui.columns import Cell, column_cells
 from tracer.tui.history import nice_top
-from tracer.tui.theme import ASCII, Look
+from tracer.tui.theme import Look
 from tracer.tui.widgets.plot import Chart, Plot, swatches, tone
 
 
@@ -97,8 +97,8 @@ class StepPlot(HistoryPlot):
         words = self.legend()
         longest = max((stretch.wait for column in columns for stretch in column if stretch.stalled), default=0.0)
         if stalls:
-            mark = f"{look.glyphs.warning} stalled: members waited up to {figures.milliseconds(longest)} ms between steps"
-            words = [Segment(mark, look.bad)]
+            waited = f"members waited up to {figures.milliseconds(longest)} ms between steps"
+            words = [Segment(f"{look.glyphs.warning} stalled: {waited}", look.bad)]
         return Chart(drawn, f"{top:g} ms", "0", self.ticks(cells, begin, per), words, f"{top / 2:g}")
 
     @staticmethod
@@ -119,7 +119,7 @@ class StepPlot(HistoryPlot):
 
 
 class PoolPlot(HistoryPlot):
-    """Blocks that requests hold and blocks kept for reuse, as shares of all; below, in a strip of its own, the queue."""
+    """Blocks that requests hold and blocks kept for reuse, as shares of all; below, on its own scale, the queue."""
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, "pool-plot")
@@ -143,18 +143,13 @@ class PoolPlot(HistoryPlot):
             parts = ((used / total, live), (kept / total, cached)) if total else ()
             above = column_cells(look, parts, height - queue_height, 1.0)
             most = float(max((stretch.waiting for stretch in column), default=0))
-            below = column_cells(look, ((most, wait),), queue_height, deep) if most else blank_column(look, queue_height)
+            below = column_cells(look, ((most, wait),) if most else (), queue_height, deep)
             drawn.append([*above, *below])
-        if look.glyphs is ASCII:
-            drawn = [[(glyph, style) for glyph, style in column] for column in drawn]
         words = [
             *swatches(look, [(live, "live"), (cached, "cached")]),
             *swatches(look, [(wait, f"queue, up to {figures.count(longest)}")]),
         ]
-        chart = Chart(drawn, "100 %", "0 Q", self.ticks(cells, begin, per), words)
-        if queue_height > 1:
-            chart.middle = ""
-        return chart
+        return Chart(drawn, "100 %", "queue", self.ticks(cells, begin, per), words)
 
 
 def _mean(column: Sequence[Stretch]) -> float:

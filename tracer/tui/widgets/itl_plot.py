@@ -15,8 +15,8 @@ from tracer.tui.theme import Look
 from tracer.tui.widgets.plot import Chart, Plot, swatches, tone
 
 RISES, FLAT = 1.5, 1.2
-"""A rise (p50 at the upper end over p50 at the lower) that is one, and one that is none: within the spread of a busy host
-and of the ranges' 4 %."""
+"""A rise (p50 at the upper end over p50 at the lower) that is one, and one that is none: within the spread of a busy
+host and of the ranges' 4 %."""
 SPAN = 3.0
 """Sizes must differ by so much for a curve to be called flat."""
 
@@ -26,12 +26,11 @@ class ItlPlot(Plot):
 
     empty = "no step without a prompt has given two tokens yet"
 
-    def __init__(self, look: Look, by: str, cause: str, id: str) -> None:
+    def __init__(self, look: Look, by: str, id: str) -> None:
         super().__init__(look, id=id)
-        self.by, self.cause = by, cause
+        self.by = by
         self.curve = Curve()
         self.top = 1.0
-        self.requests = ""
 
     def show(self, curve: Curve, top: float) -> None:
         """Draw a curve on a scale up to `top` ms."""

@@ -207,9 +207,9 @@ class KvPanel(Panel):
     def _chosen(self, width: int, view: RequestView, prefix: Prefix) -> Row:
         """The selected request: which blocks of its prompt were hits, and how many it may come to hold."""
         look = self.look
-        line = Line(width).put_segments(
-            [Segment(short_id(view.id, NAMES - 1, look.glyphs.ellipsis), look.dim)], NAMES - 1
-        ).put(" ", look.text)
+        names = min(width, NAMES - 1)
+        line = Line(width).put_segments([Segment(short_id(view.id, names, look.glyphs.ellipsis), look.dim)], names)
+        line.put(" ", look.text)
         hit, prompt, most = (figures.count(value) for value in (prefix.hit, prefix.prompt, prefix.longest))
         text = figures.fitting(
             line.room - min(12, prefix.prompt + prefix.grown), f"{hit} of {prompt} prompt blocks hit, at most {most}",
@@ -248,7 +248,7 @@ class KvPanel(Panel):
     def _table(self, width: int, height: int) -> list[Row]:
         """Who holds blocks, the most first, in exactly `height` rows."""
         look, engine = self.look, self.engine
-        names = min(14, max(6, width // 4))
+        names = min(width, 14, max(6, width // 4))
         line = Line(width).put("holder".ljust(names), look.dim).put("blocks".rjust(7), look.dim)
         line.put("memory".rjust(10), look.dim).put("tokens".rjust(8), look.dim).put("hits".rjust(6), look.dim)
         rows: list[Row] = [line.put("  ", look.text).put("phase", look.dim).end(look.text)]

@@ -37,8 +37,10 @@ class PromptPlot(Plot):
     def _tones(self) -> tuple[Tone, Tone, Tone]:
         look = self.look
         return (
-            tone(look, Stage.ADMISSION, "░", "."), tone(look, Stage.PREFILL, "█", "#"), tone(look, Stage.STREAM, "▒", "+"),
-        )  # fmt: skip
+            tone(look, Stage.ADMISSION, "░", "."),
+            tone(look, Stage.PREFILL, "█", "#"),
+            tone(look, Stage.STREAM, "▒", "+"),
+        )
 
     def chart(self, cells: int, height: int) -> Chart | None:
         points = self.points[-cells:] if cells > 0 else ()

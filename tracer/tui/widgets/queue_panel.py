@@ -80,7 +80,7 @@ class QueuePanel(Panel):
 
     def _row(self, width: int, wait: Wait) -> Row:
         look = self.look
-        names = min(14, max(6, width // 4))
+        names = min(width, 14, max(6, width // 4))
         line = Line(width)
         line.put_segments([Segment(short_id(wait.id, names, look.glyphs.ellipsis), look.text)], names)
         line.put(self._clock(wait, 8) + " ", look.stage(Stage.ADMISSION, bold=True))
@@ -101,7 +101,8 @@ class QueuePanel(Panel):
     def _entry(self, width: int, wait: Wait) -> Row:
         look = self.look
         line = Line(width).put(f"{wait.place:>5} ", look.dim)
-        line.put_segments([Segment(short_id(wait.id, 18, look.glyphs.ellipsis), look.text)], 18)
+        names = min(18, line.room)
+        line.put_segments([Segment(short_id(wait.id, names, look.glyphs.ellipsis), look.text)], names)
         line.put(self._mark(wait), look.bad)
         line.put(self._clock(wait, 10), look.stage(Stage.ADMISSION, bold=True))
         needs, left = needs_text(wait)
