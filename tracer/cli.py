@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tracer import __version__
 from tracer.comparison import add_commands as add_comparison
+from tracer.completion import add_commands as add_completion
 from tracer.exports import add_commands as add_exports
 from tracer.record_command import add_commands as add_recording
 from tracer.record_command import add_flight_arguments, new_flight, new_recorder
@@ -401,6 +402,7 @@ def _parser(wanted: str = "") -> argparse.ArgumentParser:
     add_exports(command)
     add_commands(command, wanted)
     add_web(command, wanted)
+    add_completion(command, wanted)
     one = command("relay", relay,
         "  tracer attach ssh://HOST             what starts it over there\n"
         "  ssh HOST tracer relay                what that runs")  # fmt: skip

@@ -25,4 +25,9 @@ def has_screen() -> bool:
     """Whether there is a terminal that can be drawn on, or a browser behind textual-serve."""
     if os.environ.get("TEXTUAL_DRIVER", "").endswith(":WebDriver"):
         return True
-    return sys.stdin.isatty() and sys.stderr.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return sys.stdin.isatty() and sys.stderr.isatty() and sys.stdout.isatty() and knows_sequences()
+
+
+def knows_sequences() -> bool:
+    """Whether the terminal says that it can be steered: it names itself, and not as a dumb one."""
+    return os.environ.get("TERM", "dumb") != "dumb"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import time
 from collections.abc import Callable
 from typing import Final, TextIO
 
+from tracer.stdout import knows_sequences
 from tracer.text import clean, fit
 
 PASSING_PERIOD_S: Final = 2.0
@@ -25,7 +25,7 @@ class Voice:
         self.on_screen: OnScreen | None = None
         """Set while the terminal belongs to a screen: nothing is written to the stream then."""
         self._stream = stream if stream is not None else sys.stderr
-        self._terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._terminal = self._stream.isatty() and knows_sequences()
         self._passing = False
         self._last_passing = float("-inf")
 

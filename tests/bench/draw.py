@@ -1,6 +1,6 @@
 """What drawing costs: 10,000 requests kept, 256 running, 200×60, through a pseudo-terminal.
 
-    python -m tests.bench.draw [--seconds 10] [--stock] [--slow KB_PER_S] [--idle]
+    python -m tests.bench.draw [--seconds 10] [--screen 1] [--stock] [--slow KB_PER_S] [--idle]
 
 Prints CPU in per cent of a core (the whole viewer: taking events in, snapshots, drawing), what reaches the terminal in
 kB/s, and how long frames take. `--stock` leaves Textual's own partial updates in place, for comparison.
@@ -64,12 +64,14 @@ class RunningFeed:
     async def run(self) -> None:
         """Play."""
         self._started = time.monotonic_ns()
+        if self.still:  # a live feed waits for its bus
+            await asyncio.Event().wait()
         while True:
             self.take(self.now())
             await asyncio.sleep(0.05)
 
 
-def child(report: Path, *, stock: bool, idle: bool, seconds: float) -> None:
+def child(report: Path, *, stock: bool, idle: bool, seconds: float, screen: int = 1) -> None:
     """The viewer itself; writes its frame times when it ends."""
     from tracer.tui import compositor
     from tracer.tui.app import TracerApp
@@ -104,6 +106,8 @@ def child(report: Path, *, stock: bool, idle: bool, seconds: float) -> None:
     app._display = timed_display  # type: ignore[method-assign]
 
     async def measured() -> None:
+        if screen != 1:
+            app.action_tab(screen)
         await asyncio.sleep(3.0)
         frames.clear()
         skipped = app.skipped
@@ -129,19 +133,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--stock", action="store_true", help="without the faster partial updates")
+    parser.add_argument("--screen", type=int, default=1, metavar="N", help="the screen of this number (1: Live)")
     parser.add_argument("--idle", action="store_true", help="nothing runs and nothing comes")
     parser.add_argument("--slow", type=float, default=0.0, help="kB/s that the terminal takes")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        child(options.child, stock=options.stock, idle=options.idle, seconds=options.seconds)
+        child(options.child, stock=options.stock, idle=options.idle, seconds=options.seconds, screen=options.screen)
         return
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
         command = [sys.executable, "-m", "tests.bench.draw", "--child", str(report), "--seconds", str(options.seconds)]
-        command += ["--stock"] * options.stock + ["--idle"] * options.idle
+        command += ["--stock"] * options.stock + ["--idle"] * options.idle + ["--screen", str(options.screen)]
         env = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
         env.pop("NO_COLOR", None)
         process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env, close_fds=True)

@@ -176,6 +176,13 @@ def test_any_trace_can_be_compared_and_its_figures_lie_within_its_requests(seed:
                     assert line.sum() == pytest.approx(total, abs=0.01)
 
 
+def test_requests_that_were_joined_late_are_matched_though_nobody_told_that_they_stream() -> None:
+    late = [replace(one, streaming=None) for one in VIEWS]
+    at_once = [replace(one, streaming=None, sent_chunks=1, output_tokens=20) for one in VIEWS]
+    assert of(VIEWS, late).early.counts == (60, 60)
+    assert of(VIEWS, at_once).early.counts == (0, 0)
+
+
 def test_a_view_without_lengths_is_compared_unmatched_only() -> None:
     unknown = [view(n, n * NS_PER_S, [1.0] * 12, None, 0, 5) for n in range(1, 12)]
     assert of(unknown, unknown).pairs[0].differs is None

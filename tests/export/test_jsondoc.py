@@ -11,11 +11,14 @@ import pytest
 
 from tests.state.test_properties import fold
 from tests.state.traces import simulate
+from tests.tui.timeline import ENGINE, START, Timeline
+from tracer.clock import NS_PER_S
 from tracer.events import Coverage, Engine, HookFault, Received
 from tracer.export.jsondoc import document
 from tracer.slo import Slo
 from tracer.stages import Stage
 from tracer.state.numbers import Ask
+from tracer.state.pool import pool_of
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Snapshot
 
@@ -106,6 +109,29 @@ def test_requests_are_told_as_they_are_seen(snapshot: Snapshot) -> None:
             if told is not None and stage.begin is not None:
                 assert told["ms"] == stage.ms and told["start_ms"] == (stage.begin - view.received) / 1e6
                 assert told["share"] is not None and 0 <= told["share"] <= 1.0001
+
+
+def test_who_waits_and_what_is_held_is_told_as_the_panels_show_it() -> None:
+    engine = msgspec.structs.replace(ENGINE, num_blocks=90)
+    tight = Timeline(100, rate=9.0, mean_output=140, engine=engine).state(START + 6 * NS_PER_S).snapshot()
+    made = document(tight)
+    check_section(made, "document", "")
+    assert len(made["queue"]) == len(tight.waits) > 5
+    for wait, row in zip(tight.waits, made["queue"], strict=True):
+        assert (row["id"], row["limit"], row["needs"], row["has"], row["behind"]) == (
+            wait.id, wait.limit.value, wait.needs, wait.has, wait.behind,
+        )  # fmt: skip
+        assert row["waits_ms"] == (tight.now - wait.since) / 1e6
+    gauges, pool = made["gauges"], pool_of(tight.engines[0])
+    assert gauges["bound_by"] == "kv"
+    assert gauges["decode_tokens"] + gauges["prefill_tokens"] == gauges["step_tokens"]
+    assert (gauges["fit_mean"], gauges["fit_longest"]) == (pool.fit_mean, pool.fit_worst) == (0, 0)
+    assert gauges["blocks_per_request"] * gauges["holding_requests"] == sum(
+        row["blocks"] or 0 for row in made["requests"] if row["phase"] in ("prefill", "decode")
+    )  # fmt: skip
+    hit = [row for row in made["requests"] if row["hit_blocks"]]
+    assert hit and all(row["hit_blocks"] == row["cached_tokens"] // 16 <= row["prompt_blocks"] for row in hit
+                       if not row["preemptions"])  # fmt: skip
 
 
 def test_extra_keys_never_replace_the_documents_own(snapshot: Snapshot) -> None:

@@ -208,7 +208,7 @@ def test_goodput_counts_requests_within_all_targets_and_no_others() -> None:
     [
         ("ttft=500ms,itl=50ms", "ttft=500ms,itl=50ms"), (" itl = 0.05 s ", "itl=50ms"), ("e2e<=2min", "e2e=120s"),
         ("", ""),
-    ],  # fmt: skip
+    ],
 )
 def test_targets_are_read_in_any_unit(text: str, told: str) -> None:
     assert str(parse(text)) == told

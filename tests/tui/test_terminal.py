@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import random
 import select
 import signal
 import subprocess
@@ -189,6 +190,47 @@ def test_an_ascii_terminal_is_sent_ascii(sessions: Callable[..., Session], envir
     assert all(byte < 128 for byte in session.sent)
     rows = session.text.splitlines()
     assert all(len(row) == 100 for row in rows)
+
+
+def test_a_terminal_that_is_resized_over_and_over_shows_the_whole_screen_in_the_end(
+    sessions: Callable[..., Session]
+) -> None:
+    session = sessions()
+    session.started()
+    session.read(0.5)
+    before = session.text
+    draw = random.Random(5)
+    for _ in range(40):
+        ioctl(session.master, termios.TIOCSWINSZ, pack("HHHH", draw.randint(1, 80), draw.randint(1, 250), 0, 0))
+        session.read(0.02)
+    ioctl(session.master, termios.TIOCSWINSZ, pack("HHHH", 30, 100, 0, 0))
+    session.wait(lambda: session.text == before)
+    os.write(session.master, b"q")
+    assert session.ended() == 0
+
+
+def test_a_latin_1_terminal_is_sent_nothing_that_it_cannot_show(sessions: Callable[..., Session]) -> None:
+    session = sessions(PYTHONIOENCODING="latin-1", LC_ALL="C")
+    session.started()
+    assert session.process.poll() is None
+    assert all(byte < 128 for byte in session.sent)
+
+
+def test_what_our_own_process_warns_logs_or_prints_is_never_painted_over_the_screen(
+    sessions: Callable[..., Session]
+) -> None:
+    session = sessions("--noise")
+    session.started()
+    os.write(session.master, b"?")
+    session.wait(lambda: "The twelve stages" in session.text)
+    session.read(0.5)
+    screen = session.sent.split(b"\x1b[?1049l")[0]
+    assert screen and b"SPILL" not in screen
+    os.write(session.master, b"q")
+    session.wait(lambda: "? help" in session.text)
+    os.write(session.master, b"q")
+    assert session.ended() == 0
+    assert restored(session)
 
 
 def test_the_first_paint_does_not_wait_for_data(sessions: Callable[..., Session]) -> None:

@@ -54,7 +54,7 @@ class Samples:
     """Prompt tokens that were computed."""
     output: Ints
     streaming: Ints
-    """1, 0, or -1 when not told."""
+    """1 or 0: see `_streamed`."""
     whole: NDArray[np.bool_]
     """Whether it ran to its end: those that did not take part in no `late` row."""
     values: Mapping[str, Floats]
@@ -145,7 +145,7 @@ def _record(view: RequestView, gaps: Gaps) -> _Record:
     whole = view.phase is Phase.DONE and view.e2e_ms is not None and not hung_up
     prompt = -1 if view.prompt_tokens is None else view.prompt_tokens
     uncached = -1 if view.prompt_tokens is None or view.cached_tokens is None else prompt - view.cached_tokens
-    streaming = -1 if view.streaming is None else int(view.streaming)
+    streaming = int(_streamed(view))
     figures = {
         "e2e": view.e2e_ms if whole else None, "ttft": view.ttft_ms, "queue": view.queue_ms,
         "prefill_time": view.prefill_ms, "tpot": view.tpot_ms,
@@ -170,6 +170,16 @@ def _record(view: RequestView, gaps: Gaps) -> _Record:
         gaps,
         tuple(notes),
     )
+
+
+def _streamed(view: RequestView) -> bool:
+    """Whether the answer goes out token by token. A viewer that came late may not have been told: then the writes say
+    it, and without those it is taken as streamed, as most are."""
+    if view.streaming is not None:
+        return view.streaming
+    if view.sent_chunks is None or view.output_tokens < 4:
+        return True
+    return view.sent_chunks >= max(4, view.output_tokens // 2)
 
 
 def _tiled(view: RequestView, until: int) -> Floats:

@@ -1,0 +1,29 @@
+"""The whole command line as one parser: `tracer` itself gives only the command that is wanted all of its arguments."""
+
+from __future__ import annotations
+
+import argparse
+from functools import cache
+
+from tracer.cli import _parser
+
+
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of its commands by name, in the order of its help."""
+    (found,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    return found.choices  # type: ignore[return-value]
+
+
+@cache
+def whole_parser() -> argparse.ArgumentParser:
+    """The parser with every argument of every command; not to be changed."""
+    return new_whole_parser()
+
+
+def new_whole_parser() -> argparse.ArgumentParser:
+    """As `whole_parser`, one of one's own."""
+    parser = _parser()
+    commands = commands_of(parser)
+    for name in commands:
+        commands[name] = commands_of(_parser(name))[name]
+    return parser
