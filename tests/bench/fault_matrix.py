@@ -183,7 +183,7 @@ async def run(fault: Fault, engine: str, model: str, seconds: float, seed: int, 
         this.log.close()
         said = BEGAN.findall("\n".join(this.log.lines))
         this.close()
-    began = int(said[0]) if said else job.fault_began
+    began = int(said[0]) if said else _first_after(state, job.fault_began)
     off = []
     if fault.after and began is not None:
         for findings in (told, diagnosis.findings):
@@ -196,6 +196,13 @@ async def run(fault: Fault, engine: str, model: str, seconds: float, seed: int, 
         [(finding.rule, round((finding.start - state.began) / 1e9, 1)) for finding in told], round(others, 2),
         [f"{entry.question}: {entry.reason}" for entry in diagnosis.cannot_tell], off,
     )  # fmt: skip
+
+
+def _first_after(state: ObservedState, t: int | None) -> int | None:
+    """When the first request was received from the instant `t` on (ns): other clients begin with it."""
+    if t is None:
+        return None
+    return min((r.received for r in state.requests.order if r.received is not None and r.received >= t), default=None)
 
 
 def _place(folder: Path, engine: str, spec: str, seed: int) -> Path:

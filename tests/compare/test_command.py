@@ -106,3 +106,24 @@ def test_on_a_terminal_the_screen_opens_on_the_comparison(files: Path, terminal:
     assert shown.wait_for_end() == 0
 
 
+
+
+def test_the_three_contexts_stand_side_by_side_even_where_no_difference_can_be_told() -> None:
+    from tests.test_readme import ROOT
+    from tracer.analysis.compare import compare, trace_of_state
+    from tracer.export.compare_text import compare_text
+    from tracer.replay import load
+
+    names = ("transformers-cold", "transformers-shared-prefix", "transformers-loaded")
+    traces = [trace_of_state(name, load(ROOT / "recordings" / f"{name}.trace")) for name in names]
+    assert [trace.context.kind for trace in traces] == ["cold and idle", "warm and shared", "loaded"]
+    comparison = compare(traces)
+    text = compare_text(comparison, width=100)
+    for row in ("TTFT", "queue", "prefill", "decode", "teardown"):
+        line = next(line for line in text.splitlines() if line.startswith(f"{row} "))
+        assert len([word for word in line.split() if word.replace(",", "").replace(".", "").isdigit()]) == 3, line
+        assert "unlike" in line
+    assert all(change.differs is None for pair in comparison.pairs for found in pair.changes.values()
+               for change in found.values())  # fmt: skip
+    assert text.count("prefix cache on") == 3
+    assert text.count("req/s") >= 3

@@ -180,7 +180,9 @@ def test_requests_that_were_joined_late_are_matched_though_nobody_told_that_they
     late = [replace(one, streaming=None) for one in VIEWS]
     at_once = [replace(one, streaming=None, sent_chunks=1, output_tokens=20) for one in VIEWS]
     assert of(VIEWS, late).early.counts == (60, 60)
-    assert of(VIEWS, at_once).early.counts == (0, 0)
+    unlike = of(VIEWS, at_once)
+    assert unlike.early.factor == 0
+    assert all(change.differs is None for found in unlike.pairs[0].changes.values() for change in found.values())
 
 
 def test_a_view_without_lengths_is_compared_unmatched_only() -> None:

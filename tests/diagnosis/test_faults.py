@@ -185,7 +185,7 @@ def test_two_faults_of_a_demo_are_found_in_a_real_engine(model_dir: Path, tmp_pa
     sockets.mkdir(mode=0o700)
     tracer = Commands(sockets, tmp_path)
     done = tracer.run(
-        "demo", "--model", str(model_dir), "--fault", "slow-sampler+doubled-bos@3", "--rate", "1.2", "--seconds", "14",
+        "demo", "--model", str(model_dir), "--fault", "slow-sampler+doubled-bos@3", "--rate", "1.2", "--seconds", "12",
         "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -63,6 +63,21 @@ def test_prompts_that_stop_being_shared_half_way_are_dated_within_a_second(begin
     assert abs(seconds(found(state, "prefix-differs"), state)[0] - begin) < 1
 
 
+def test_of_few_requests_the_first_that_is_not_shared_dates_it() -> None:
+    lab = Lab(prefill_ms=2.0)
+    asks = [Ask(t, clocked(t, n) if t >= 30 else plain(n), 20) for n, t in enumerate(steady(0.25, 80))]
+    state = lab.play(asks)
+    assert abs(seconds(found(state, "prefix-differs"), state)[0] - 32) < 1
+
+
+def test_a_queue_in_which_many_still_wait_does_not_make_another_fault_look_small() -> None:
+    lab = Lab(max_batch=4, budget=256, decode_ms=lambda batch, context: 40, prefill_ms=0.6)
+    state = lab.play([Ask(t, clocked(t, number), 20) for number, t in enumerate(poisson(16, 40))], until=40)
+    finding = found(state, "prefix-differs")
+    lived = sum(((r.over or state.now) - r.order[0]) / 1e6 for r in state.requests.order)
+    assert finding.lost_ms < 0.02 * lived  # of all that was waited it is little
+
+
 def test_a_long_prompt_half_way_is_dated_within_a_second_and_named() -> None:
     lab = Lab(budget=100_000, prefill_ms=0.5)
     asks = [Ask(t, 80, 60) for t in steady(3, 60)] + [Ask(30.2, 6000, 10, rid="whale"), Ask(41.0, 6000, 10)]

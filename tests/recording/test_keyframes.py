@@ -277,7 +277,7 @@ KNOWN = {
     },
     Source: {
         "name", "batch", "header", "engine", "coverage", "status", "reason", "gone", "missing", "faults", "beat",
-        "beat_before", "gauges", "preempted", "evicted", "blocks", "last_step_end", "_facts",
+        "beat_before", "gauges", "preempted", "evicted", "blocks", "last_step_end", "given_back", "_facts",
     },
     Batch: {
         "history", "members", "loose", "doubtful", "steady", "last", "expected", "count", "produced", "_keep",

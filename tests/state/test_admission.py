@@ -192,6 +192,43 @@ def test_one_that_was_passed_over_although_there_was_room_waits_for_a_reason_not
     assert story.limits == [("unknown", "")]
 
 
+def test_one_that_a_full_step_had_no_tokens_for_waits_for_the_budget_also_when_the_next_step_has_room() -> None:
+    story = Story(max_batch_tokens=64)
+    running, waiting = story.queue(64, 8)
+    story.run(running)
+    assert story.limits == [("tokens", "")]
+    assert story.waits[0].key == ("engine", waiting)
+
+
+def test_blocks_that_came_back_since_the_last_batch_was_chosen_are_room_for_the_next_one() -> None:
+    story = Story(max_batch_tokens=4096)
+    one, other = story.queue(800, 700)
+    story.run(one, other, free=6)
+    story.queue(160)
+    assert story.limits == [("kv", "")]
+    story.tell(Finished(story.t + MS, one, "stop", 1), Released(story.t + MS, one, 40, 10))
+    engine = story.state.snapshot(now=story.t + MS).engines[0]
+    assert (engine.used, engine.cached, engine.free) == (44, 10, 46)
+    assert story.limits == [("step", "")]
+    story.run(free=30, cached=26)
+    engine = story.state.snapshot(now=story.t + MS).engines[0]
+    assert (engine.used, engine.cached, engine.free) == (44, 26, 30)
+
+
+def test_blocks_given_back_before_a_batch_was_chosen_are_in_its_gauges_whichever_is_told_first() -> None:
+    """Engines tell a step at its end, after what happened in it."""
+    story = Story(max_batch_tokens=4096)
+    one, other = story.queue(100, 100)
+    story.run(one, other, free=80)
+    begin = story.t + 10 * MS
+    story.tell(Finished(begin - MS, one, "stop", 1), Released(begin - MS, one, 7, 0))
+    story.tell(Finished(begin + 2 * MS, other, "stop", 1), Released(begin + 2 * MS, other, 7, 0))
+    story.tell(Step(begin, 2, scheduled=MS, token=3 * MS, end=3 * MS, batch=1, tokens=1, left=pack_u32([one]),
+                    used=13, cached=0, free=87, running=1, waiting=0))  # fmt: skip
+    engine = story.state.snapshot(now=begin + 4 * MS).engines[0]
+    assert (engine.used, engine.free) == (6, 94)
+
+
 def test_what_the_engine_did_not_say_is_no_limit() -> None:
     story = Story(num_blocks=-1, block_size=-1, max_batch=-1, max_batch_tokens=-1)
     story.run(*story.queue(8))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -283,3 +284,14 @@ async def test_what_is_sent_in_pieces_is_the_whole_and_nothing_while_nothing_hap
             screen.redraw()
             await flushed(pilot)
         assert driver.sent == ""
+
+
+def test_numbers_at_160_by_50(busy: Timeline, snap_compare: Callable[..., bool]) -> None:
+    async def rest(pilot: Pilot[int]) -> None:
+        await flushed(pilot)
+        await pilot.press("3")
+        await flushed(pilot)
+
+    app = app_at(busy, AT)
+    app.slo = parse("ttft=200ms,itl=50ms")
+    assert snap_compare(app, terminal_size=(160, 50), run_before=rest)

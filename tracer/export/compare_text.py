@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from tracer.analysis.compare.context import Context
-from tracer.analysis.compare.result import Change, Comparison, Matched, Pair, Part
+from tracer.analysis.compare.result import NONE_ALIKE, Change, Comparison, Matched, Pair, Part
 from tracer.analysis.compare.rows import TIMERS, UNATTRIBUTED, Row
 from tracer.export.page import Page, Run
 from tracer.text import cell_width, fit
@@ -87,6 +87,8 @@ def matched_lines(comparison: Comparison) -> list[str]:
         ("the other rows", comparison.early, "with a first token", f"prompt length{computed}"),
     ):
         how = "not matched" if comparison.match == "none" else f"matched by {lengths} ({_within(matched)})"
+        if comparison.match != "none" and matched.factor == 0:
+            how = f"not matched: none are alike in {lengths}"
         lines.append(f"{rows}: {_counts(matched)} requests {what}, {how}")
     for letter, left_out in zip(NAMES, comparison.left_out, strict=False):
         if left_out:
@@ -110,7 +112,9 @@ def row_word(pair: Pair, key: str, statistic: str) -> str:
 
 
 def word(change: Change) -> str:
-    """What became of a row: ``slower``, ``faster``, ``noise``, ``too few`` or ``-`` (not measured)."""
+    """What became of a row: ``slower``, ``faster``, ``noise``, ``too few``, ``unlike`` or ``-`` (not measured)."""
+    if change.why == NONE_ALIKE:
+        return "unlike"
     if change.differs is None:
         return "too few" if change.difference is not None or "needed" in change.why or "alike" in change.why else "-"
     if not change.differs:
@@ -256,7 +260,7 @@ def _pair_columns(comparison: Comparison, pair: Pair, name: str, short: bool) ->
         return [relative, _Column("", 8, lambda row: " ".join(
             signs.get(said, said) if place else said
             for place, said in enumerate(row_word(pair, row.key, statistic).split(" "))
-        ) if row_word(pair, row.key, statistic) != "too few" else "too few")]  # fmt: skip
+        ) if (said := row_word(pair, row.key, statistic)) not in ("too few", "unlike") else said)]  # fmt: skip
     marked = _Column("", _WORD, lambda row: row_word(pair, row.key, statistic))
     return [_Column(name, _CHANGE, difference), relative, _Column("noise", _NOISE, noise), marked]
 

@@ -79,8 +79,8 @@ def families(state: TraceState, now: int | None = None) -> list[Family]:
     snapshot = state.snapshot(now=now, limit=0)
     tally = state.tally.whole(now)
     return [
-        *_requests(state, tally, snapshot), *_counters(state, tally, snapshot), *_gauges(snapshot), *_windows(state, snapshot),
-        *_processes(snapshot),
+        *_requests(state, tally, snapshot), *_counters(state, tally, snapshot), *_gauges(snapshot),
+        *_windows(state, snapshot), *_processes(snapshot),
     ]  # fmt: skip
 
 

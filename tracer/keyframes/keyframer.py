@@ -285,6 +285,7 @@ class Keyframer:
             preempted=source.preempted,
             evicted=source.evicted,
             last_step_end=source.last_step_end,
+            given_back=source.given_back,
             blocks=blocks_record(source.blocks),
             batch=self._batch(source.batch),
         )

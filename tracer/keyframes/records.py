@@ -140,6 +140,7 @@ class SourceRecord(msgspec.Struct, array_like=True):
     preempted: int
     evicted: int
     last_step_end: int
+    given_back: list[tuple[int, int, int]]
     blocks: BlocksRecord
     batch: BatchRecord
 

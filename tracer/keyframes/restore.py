@@ -196,6 +196,7 @@ class _Restoration:
         source.beat, source.beat_before = record.beat, record.beat_before
         source.preempted, source.evicted = record.preempted, record.evicted
         source.last_step_end = record.last_step_end
+        source.given_back = record.given_back
         batch = source.batch
         batch.last = history[-1] if history else None
         source.gauges = batch.last if record.gauges is None else record.gauges

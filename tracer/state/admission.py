@@ -8,6 +8,7 @@ a step, KV blocks. Where that says that there was room for a request which was p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -39,15 +40,15 @@ def too_large(tokens: int, block_size: int, num_blocks: int) -> int | None:
 
 def margin_of(scheduler: object, num_blocks: int) -> int:
     """Blocks that an engine with this scheduler keeps free for what runs already."""
-    return int(FIFO_MARGIN * num_blocks) if scheduler == "FIFOScheduler" else 0
+    return math.ceil(FIFO_MARGIN * num_blocks) if scheduler == "FIFOScheduler" else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
     """What an engine has left for requests that wait; None where it did not say. `slots` of `max_batch` sequences;
     `tokens` of `max_tokens` a step beside what runs; `blocks` free or reclaimable of `pool`, `margin` of which stay
-    free. `whole`: prompts are not cut into chunks. `looked`: when it last chose a batch (ns, 0 for never); `busy`:
-    whether anything runs."""
+    free. `whole`: prompts are not cut into chunks. `looked`: when it last chose a batch (ns, 0 for never); `spent`:
+    that used the tokens of a step up; `eased`: blocks were given back since. `busy`: whether anything runs."""
 
     slots: int | None = None
     max_batch: int | None = None
@@ -59,6 +60,8 @@ class Room:
     margin: int = 0
     whole: bool = False
     looked: int = 0
+    spent: bool = False
+    eased: bool = False
     busy: bool = False
 
 
@@ -122,8 +125,12 @@ def explain(line: Sequence[Request], source: str, room: Room) -> list[Wait]:
             need > blocks or ((room.busy or taken) and blocks < room.margin)
         ):
             limit, needs, has = Limit.KV, need, max(0, blocks - (room.margin if need <= blocks else 0))
-        elif room.busy and place == 1 and begin < room.looked:
-            limit = Limit.UNKNOWN
+        elif room.busy and place == 1 and (begin if back else request.queued or 0) < room.looked:
+            # It was there when a batch was chosen, and was not taken: the next one has room, that one had none.
+            if room.spent:
+                limit, needs, has = Limit.TOKENS, todo, 0
+            elif not room.eased:
+                limit = Limit.UNKNOWN
         wait = Wait(request.id, request.keys[0], source, place, begin, limit, needs, has, behind, back, todo)
         found.append(wait)
         if limit is Limit.STEP:
@@ -137,6 +144,11 @@ def explain(line: Sequence[Request], source: str, room: Room) -> list[Wait]:
     return found
 
 
+def spent(engine: EngineView) -> bool:
+    """Whether the last step of an engine used the tokens of a step up."""
+    return bool(engine.max_batch_tokens) and engine.step_tokens >= TOKENS_FULL * (engine.max_batch_tokens or 0)
+
+
 def bound_by(engine: EngineView, first: Wait | None) -> Limit | None:
     """What a batch cannot grow beyond: what the `first` in line waits for, else what its last step used up."""
     if first is not None and first.limit in (Limit.SLOTS, Limit.TOKENS, Limit.KV):
@@ -145,7 +157,7 @@ def bound_by(engine: EngineView, first: Wait | None) -> Limit | None:
         return None
     if engine.max_batch and max(engine.running, engine.batch) >= engine.max_batch:
         return Limit.SLOTS
-    if engine.max_batch_tokens and engine.step_tokens >= TOKENS_FULL * engine.max_batch_tokens:
+    if spent(engine):
         return Limit.TOKENS
     left = None if engine.free is None else engine.free + (engine.cached or 0)
     return Limit.KV if left is not None and engine.num_blocks and left <= KV_RECLAIMABLE * engine.num_blocks else None

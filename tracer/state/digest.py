@@ -36,6 +36,7 @@ def of(state: TraceState) -> str:
         add(name, source.header, source.engine, source.status, source.reason, source.gone, source.missing)
         add(sorted(source.coverage.items()), sorted(source.faults.items()), source.beat, source.beat_before)
         add(source.preempted, source.evicted, source.blocks.bytes(None), source.blocks.cached_since())
+        add(source.given_back)
         add(batch.count, batch.produced, batch.expected)
         add([(key, request.serial) for key, request in sorted(batch.members.items())], sorted(batch.doubtful))
         add(history.base, bytes(history.tokens), bytes(history.sizes), bytes(history.prefills))

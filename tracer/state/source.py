@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tracer.clock import NS_PER_S
-from tracer.events import Coverage, Engine, EngineStatus, Header, Heartbeat, HookFault, Step
+from tracer.events import Coverage, Engine, EngineStatus, Header, Heartbeat, HookFault, Released, Step
 from tracer.stages import Stage
 from tracer.state import admission
 from tracer.state.admission import Room
@@ -19,6 +19,8 @@ STALL_NS = 2 * NS_PER_S
 """Requests that wait this long while no step ends are told as a stall: over any honest step but the longest prefill."""
 STALE_NS = NS_PER_S // 2
 """After this long without a step the last step's gauges say nothing about now; counts of requests do."""
+RELEASES = 4_096
+"""Requests that end between two steps, at most: more are taken into account with the next step."""
 FAULTS_KEPT = 64
 """Hooks whose faults are listed."""
 
@@ -47,6 +49,8 @@ class Source:
         self.beat_before: Heartbeat | None = None
         self.gauges: Step | None = None
         """The last step that told any."""
+        self.given_back: list[tuple[int, int, int]] = []
+        """(instant, blocks that became free, blocks that stayed cached) of requests that ended since the gauges."""
         self.preempted = 0
         self.evicted = 0
         self.blocks = BlockMap()
@@ -86,8 +90,16 @@ class Source:
     def step(self, event: Step) -> None:
         """Gauges of a step that was taken in."""
         self.gauges = event
+        if self.given_back:
+            chosen = event.t + max(0, event.scheduled)
+            self.given_back = [back for back in self.given_back if back[0] > chosen]
         self.preempted = max(self.preempted, event.preempted)
         self.last_step_end = max(self.last_step_end, self.batch.history.tokens[-1], event.t + event.end)
+
+    def release(self, event: Released) -> None:
+        """A request gave its blocks back: the gauges of the last step do not know of that."""
+        if event.freed >= 0 and event.cached >= 0 and self.gauges is not None and len(self.given_back) < RELEASES:
+            self.given_back.append((event.t, event.freed, event.cached))
 
     # --- views --------------------------------------------------------------------------------------------------------
 
@@ -111,6 +123,7 @@ class Source:
         engine, gauges, header = self.engine, self.gauges, self.header
         waiting, running, batch = self._occupancy(now, live)
         held = [request.blocks for request in live if request.blocks > 0 and request.released is None]
+        used, cached, free = self._blocks()
         return EngineView(
             source=self.name,
             title=(header.title if header else "") or self.name,
@@ -131,9 +144,9 @@ class Source:
             block_bytes=_known(engine.block_bytes) if engine else None,
             max_batch=_known(engine.max_batch) if engine else None,
             max_batch_tokens=_known(engine.max_batch_tokens) if engine else None,
-            used=_known(gauges.used) if gauges else None,
-            cached=_known(gauges.cached) if gauges else None,
-            free=_known(gauges.free) if gauges else None,
+            used=used,
+            cached=cached,
+            free=free,
             waiting=waiting,
             running=running,
             batch=batch,
@@ -175,8 +188,23 @@ class Source:
             slots=None if not view.max_batch else view.max_batch - members, max_batch=view.max_batch,
             tokens=tokens, max_tokens=view.max_batch_tokens, blocks=blocks, pool=view.num_blocks or -1,
             block_size=view.block_size or -1, margin=admission.margin_of(facts.get("scheduler"), view.num_blocks or 0),
-            whole=facts.get("chunked_prefill") == 0, looked=self.gauges.t if self.gauges is not None else 0, busy=busy,
+            whole=facts.get("chunked_prefill") == 0, looked=self.gauges.t if self.gauges is not None else 0,
+            spent=admission.spent(view), eased=bool(self.given_back), busy=busy,
         )  # fmt: skip
+
+    def _blocks(self) -> tuple[int | None, int | None, int | None]:
+        """Used, cached and free blocks: the gauges of the last step, and what was given back since."""
+        gauges = self.gauges
+        if gauges is None:
+            return None, None, None
+        used, cached, free = _known(gauges.used), _known(gauges.cached), _known(gauges.free)
+        if used is None or free is None or not self.given_back:
+            return used, cached, free
+        kept = sum(back[2] for back in self.given_back)
+        freed = sum(back[1] for back in self.given_back)
+        if freed + kept > used:  # no more than was held: what was told does not fit together
+            return used, cached, free
+        return used - freed - kept, None if cached is None else cached + kept, free + freed
 
     def _occupancy(self, now: int, live: list[Request]) -> tuple[int, int, int]:
         """Waiting and running requests and the size of the batch: the engine's own gauges while it steps, else what

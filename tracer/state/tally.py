@@ -97,8 +97,8 @@ class Tally:
         self.distribution((source, route, name, error_of(request) if name == "e2e" else "")).add(ns)
 
     def expect(self, request: Request, now: int) -> None:
-        """The request is over as of `now` (ns). It is counted `GRACE_NS` later, when nothing more about it is under way;
-        those whose time has come are counted now, and so is one that is lost, of which nobody tells more."""
+        """The request is over as of `now` (ns). It is counted `GRACE_NS` later, when nothing more about it is under
+        way; those whose time has come are counted now, and so is one that is lost, of which nobody tells more."""
         if request.lost:
             self.end(request)
         elif not request.tallied:

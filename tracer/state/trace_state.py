@@ -264,6 +264,7 @@ class TraceState:
             case Released():
                 if milestones.released(request, event):
                     source.blocks.release(request, event.cached, event.t)
+                    source.release(event)
             case Closed():
                 milestones.closed(request, event)
                 if request.lost and request.over is not None:

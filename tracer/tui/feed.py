@@ -90,8 +90,8 @@ class Evidence(Protocol):
         """Keep what may be asked for. The app runs it as a worker and cancels it on exit."""
 
     async def write(self, rule: str, start: int, end: int | None) -> str:
-        """Write a small recording around a finding of `rule` that began at `start` and ended at `end` (ns; None: it goes
-        on); what came of it, in one sentence."""
+        """Write a small recording around a finding of `rule` that began at `start` and ended at `end` (ns; None: it
+        goes on); what came of it, in one sentence."""
 
 
 LAG = 150 * NS_PER_MS

@@ -14,7 +14,8 @@ from tracer.state.trace_state import TraceState
 from tracer.state.view import EngineView, RequestView
 
 LOADED_QUEUE: Final = 0.25
-"""*Loaded*: waiting for admission is this share of all time to the first token, or more."""
+"""*Loaded*: waiting for admission is this share of all time to the first token, or more, and the engine is *shared*:
+one that lets its only request wait (a poll, a first start) is not loaded."""
 LOADED_PREEMPTED: Final = 0.1
 """*Loaded* as well: this share of the requests lost their place at least once."""
 SHARED: Final = 1.5
@@ -82,6 +83,7 @@ class Context:
         if not self.requests:
             return "no requests"
         waited = self.queue_share is not None and self.queue_share >= LOADED_QUEUE
+        waited = waited and self.company >= SHARED
         if waited or self.preempted_share >= LOADED_PREEMPTED:
             return "loaded"
         warm = self.hit_share is not None and self.hit_share >= WARM

@@ -16,6 +16,7 @@ from tracer.analysis.compare.cells import MATCHES, Group, group
 from tracer.analysis.compare.context import Context
 from tracer.analysis.compare.result import (
     FEWEST,
+    NONE_ALIKE,
     PERCENTILES,
     STATISTICS,
     Change,
@@ -124,6 +125,11 @@ class _Comparing:
             for one, length in zip(self.samples, lengths, strict=True)
         ]  # fmt: skip
         self.groups = {late: group(self.samples, match, late=late) for late in (False, True)}
+        self.unlike = {late for late, found in self.groups.items() if match != "none" and not min(found.counts)}
+        """Groups in which a trace has nothing like the others. Their figures are over all requests, side by side: what
+        is on either side is told, a difference is not."""
+        for late in self.unlike:
+            self.groups[late] = group(self.samples, "none", late=late)
         self.weights = {late: found.weights(drawn) for late, found in self.groups.items()}
         self._known: dict[tuple[bool, int, bytes], dict[str, Floats]] = {}
         self.rows = tuple(row for row in ROWS if any(row.key in one.values for one in self.samples))
@@ -216,6 +222,9 @@ class _Comparing:
             a, b = found[0], found[other]
             fewest = _FEWEST_GAPS if key == "itl" else FEWEST
             for name in STATISTICS:
+                if BY_KEY[key].late in self.unlike:
+                    changes.setdefault(key, {})[name] = Change(why=NONE_ALIKE)
+                    continue
                 if min(a.count, b.count) >= fewest[name]:
                     family.append((key, name))
                     continue
@@ -255,6 +264,8 @@ class _Comparing:
 
     def _parts(self, name: str, late: bool, other: int) -> list[Part]:
         """What each stage contributes to the change of a mean; the largest first."""
+        if late in self.unlike:
+            return []
         means = []
         for k in (0, other):
             table = getattr(self.samples[k], name)[self.groups[late].members[k]]

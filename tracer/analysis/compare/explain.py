@@ -217,6 +217,9 @@ def _too_few(made: Comparison, other: int) -> str:
     if min(there) < FEWEST["mean"]:
         return (f"Too few requests to tell: {there[0]} of {names[0]} and {there[1]} of {names[1]} have a first token; "
                 f"{FEWEST['mean']} of each are needed.")  # fmt: skip
+    if made.match != "none" and made.early.factor == 0:
+        return (f"No requests of {names[0]} and {names[1]} are alike in length: the figures are over all of them, side "
+                "by side. Matching none compares them as they are.")  # fmt: skip
     return (f"Too few requests are alike to tell: {counts[0]} of {there[0]} in {names[0]}, {counts[1]} of {there[1]} "
             f"in {names[1]}; {FEWEST['mean']} of each are needed. Matching none compares them as they are.")
 

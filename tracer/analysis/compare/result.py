@@ -14,6 +14,9 @@ PERCENTILES: Final = ("p50", "p95", "p99")
 FEWEST: Final = {"mean": 8, "p50": 8, "p95": 40, "p99": 200}
 """Samples of each trace below which a figure is not compared: two at least lie beyond a percentile."""
 
+NONE_ALIKE: Final = "no requests are alike in length"
+"""Why nothing is said of a row whose figures are over requests that were not matched."""
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:

@@ -12,7 +12,7 @@ from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Budget, Case, ClientTimes
 from tracer.analysis.diagnosis.evidence import collect
 from tracer.analysis.diagnosis.finding import CannotTell, Diagnosis, Finding
-from tracer.analysis.diagnosis.records import Evidence, ms
+from tracer.analysis.diagnosis.records import Asked, Evidence, ms
 from tracer.analysis.diagnosis.rules import NAMES, RULES
 from tracer.analysis.diagnosis.symptoms import symptoms
 from tracer.clock import NS_PER_S
@@ -127,9 +127,18 @@ def _matters(finding: Finding, evidence: Evidence) -> bool:
     ]  # fmt: skip
     lived = sum((request.over or evidence.now) - request.begin for request in here)
     if finding.rule not in _QUEUES:
-        # A long queue must not make everything else look small.
-        lived -= sum(request.queue or 0 for request in here)
+        # A long queue must not make everything else look small, that of those who still wait in it neither.
+        lived -= sum(_queued(request, evidence) for request in here)
     return finding.lost_ms >= limit.LOST_SHARE * ms(lived)
+
+
+def _queued(request: Asked, evidence: Evidence) -> int:
+    """ns in the queue, so far."""
+    if request.queue is not None:
+        return request.queue
+    if request.handed is None or request.lookup is not None:
+        return 0
+    return max(0, (request.over or evidence.now) - request.handed)
 
 
 def _fold(found: Sequence[Finding]) -> list[Finding]:

@@ -85,13 +85,21 @@ def reusable(engine: EngineFacts) -> list[Reuse]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two prompts part at token `at`; after `span` tokens (of `request`) they agree again for `tail` tokens."""
+    """Two prompts part at token `at`; after `span` tokens of `request` and `passed` of `other` they agree again for
+    `tail` tokens."""
 
     request: Asked
     other: Asked
     at: int
     span: int
     tail: int
+    passed: int
+
+    @property
+    def begin(self) -> int:
+        """When the first of the two that has something in that place came (ns). What replaces nothing may still change
+        how a neighbouring token is cut."""
+        return self.other.begin if 2 * self.passed >= self.span else self.request.begin
 
 
 def ids_of(request: Asked) -> Ints:
@@ -164,7 +172,7 @@ def _compare(request: Asked, mine: Ints, other: Asked, theirs: Ints) -> Differen
         apart = np.flatnonzero(a[:length] != b[:length])
         tail = int(apart[0]) if len(apart) else length
         if tail >= max(limit.DIFFER_TOKENS, limit.DIFFER_SHARE * len(mine)):
-            return Difference(request, other, at, max(1, skipped), tail)
+            return Difference(request, other, at, max(1, skipped), tail, met)
         return None
     return None
 

@@ -23,7 +23,7 @@ from tracer.tui.widgets.figure_table import FigureTable
 from tracer.tui.widgets.gauge_line import GaugeLine
 from tracer.tui.widgets.group_table import GroupTable
 from tracer.tui.widgets.history_plot import PoolPlot, StepPlot
-from tracer.tui.widgets.itl_plot import ItlPlot, cause_of, scale_of
+from tracer.tui.widgets.itl_plot import ItlPlot, cause_of, causes_of, scale_of
 from tracer.tui.widgets.key_bar import Key
 from tracer.tui.widgets.line_input import LineInput, LineLabel
 from tracer.tui.widgets.prompt_plot import PromptPlot
@@ -171,8 +171,9 @@ class NumbersScreen(FrameScreen):
             self.gauges.show(numbers.gauges)
             self.figures.show(numbers)
             scale = scale_of(numbers)
-            self.by_batch.show(numbers.by_batch, scale)
-            self.by_position.show(numbers.by_position, scale)
+            ridge, cache = causes_of(numbers)
+            self.by_batch.show(numbers.by_batch, scale, ridge)
+            self.by_position.show(numbers.by_position, scale, cache)
             self.prompts.show(numbers.by_prompt)
             self.steps.show(numbers)
             self.pool.show(numbers)

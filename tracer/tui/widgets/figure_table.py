@@ -143,7 +143,7 @@ def _hits(window: Window) -> str:
     figure = window.all
     if figure.hit_share is None:
         return figures.UNKNOWN
-    own = "" if figure.hit_requests is None else f"  in {figures.percent(figure.hit_requests)}% of requests"
+    own = "" if figure.hit_requests is None else f"  {figures.percent(figure.hit_requests)}% of ended had any"
     return f"{figures.percent(figure.hit_share)}%{own}"
 
 

@@ -48,7 +48,7 @@ class HistoryPlot(Plot):
         """The stretches of each column, the instant at which the page begins and the length of a column (s)."""
         grain = self.history.grain_s
         per = grain * max(1, math.ceil(min(self.window_s, max(self.now_s, grain)) / grain / cells))
-        if math.isfinite(self.window_s) and self.now_s < self.window_s:
+        if self.now_s <= self.window_s:  # all of it, from the begin
             end = max(cells, math.floor(self.now_s / per) + 1)
         else:
             jump = max(1, cells // 4)
@@ -138,8 +138,11 @@ class PoolPlot(HistoryPlot):
         live, cached = tone(look, Stage.DECODE), tone(look, Stage.TEMPLATE, "░", ":", quiet=True)
         wait = tone(look, Stage.ADMISSION, "▒", "w")
         drawn: list[list[Cell]] = []
-        for column in columns:
-            used, kept, total = _pool(column)
+        used, kept, total = 0.0, 0.0, 0.0
+        for index, column in enumerate(columns):
+            if begin + index * per > self.now_s:
+                break
+            used, kept, total = _pool(column) or (used, kept, total)  # what nothing changed is as it was
             parts = ((used / total, live), (kept / total, cached)) if total else ()
             above = column_cells(look, parts, height - queue_height, 1.0)
             most = float(max((stretch.waiting for stretch in column), default=0))
@@ -165,10 +168,10 @@ def _peak(column: Sequence[Stretch]) -> float:
     return max((stretch.step_max for stretch in column), default=0.0)
 
 
-def _pool(column: Sequence[Stretch]) -> tuple[float, float, float]:
-    """Blocks in use and kept at the end of a column, and all of them; zero where that is not known."""
+def _pool(column: Sequence[Stretch]) -> tuple[float, float, float] | None:
+    """Blocks in use and kept at the end of a column, and all of them; None where that is not told."""
     for stretch in reversed(column):
         if stretch.used is not None and stretch.free is not None:
             kept = stretch.cached or 0
             return stretch.used, kept, stretch.used + kept + stretch.free
-    return 0.0, 0.0, 0.0
+    return None

@@ -31,10 +31,11 @@ class ItlPlot(Plot):
         self.by = by
         self.curve = Curve()
         self.top = 1.0
+        self.cause = ""
 
-    def show(self, curve: Curve, top: float) -> None:
-        """Draw a curve on a scale up to `top` ms."""
-        self.curve, self.top = curve, top
+    def show(self, curve: Curve, top: float, cause: str) -> None:
+        """Draw a curve on a scale up to `top` ms; `cause` says in a few words what its shape means."""
+        self.curve, self.top, self.cause = curve, top, cause
         self.repaint()
 
     def title(self) -> str:
@@ -46,7 +47,8 @@ class ItlPlot(Plot):
             return []
         look = self.look
         style = look.warn if rise >= RISES else look.good if rise < FLAT else look.bold
-        return [Segment(f"{look.glyphs.times}{rise:.1f} {word_of(self.curve)}", style)]
+        words = f": {self.cause}" if self.cause and self.size.width >= 40 else ""
+        return [Segment(f"{look.glyphs.times}{rise:.1f} {word_of(self.curve)}{words}", style)]
 
     def chart(self, cells: int, height: int) -> Chart | None:
         look, points = self.look, self.curve.points
@@ -96,6 +98,17 @@ def scale_of(numbers: Numbers) -> float:
     # A single wild range must not flatten all others.
     middle = [point.p50 for curve in (numbers.by_batch, numbers.by_position) for point in curve.points]
     return nice_top(min(max(values, default=0.0), 4 * max(middle, default=0.0)))
+
+
+def causes_of(numbers: Numbers) -> tuple[str, str]:
+    """What the shape of each curve means, in a few words."""
+    batch, position = numbers.by_batch, numbers.by_position
+    if word_of(batch) == "flat" and word_of(position) == "flat":
+        return "CPU if slow", "CPU if slow"
+    return (
+        "past the ridge" if word_of(batch) == "rises" else "",
+        "cache reads" if word_of(position) == "rises" else "",
+    )
 
 
 def cause_of(numbers: Numbers) -> tuple[str, bool]:

@@ -1,9 +1,9 @@
 """A plot: a titled panel with a scale on the left, columns, and labels below.
 
-Our own lines of cells rather than a plotting widget: textual-plotext draws a chart of 60 × 15 in some milliseconds as one
-renderable, so that every update sends all its cells again; columns on a `Canvas` take a tenth of that and send what
-changed (measured: docs/numbers.md). What is drawn here are quantities over ranges or over time, so columns in eighths
-of cells show them truly; braille dots would add nothing but points.
+Our own lines of cells rather than a plotting widget: textual-plotext takes 3.9 ms for a bar chart of 60 × 15 cells, and
+every update sends all of them; columns on a `Canvas` take 0.33 ms and send what changed (measured side by side; see
+docs/numbers.md). What is drawn here are quantities over ranges or over time: columns in eighths of cells show them as
+they are, from zero on; braille dots would show points.
 """
 
 from __future__ import annotations

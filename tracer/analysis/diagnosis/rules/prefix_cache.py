@@ -125,7 +125,7 @@ def _difference(evidence: Evidence, engine: EngineFacts, pairs: list[Difference]
         f"{len(same)} prompts are equal but for a few tokens in {where}; the {median(tails):,.0f} tokens after it "
         "are computed again each time",
         check=check,
-        lost_ns=lost, start=requests[0].begin, end=requests[-1].first_token or evidence.now,
+        lost_ns=lost, start=min(pair.begin for pair in same), end=requests[-1].first_token or evidence.now,
         confidence=0.9 if places else 0.75, affected=requests, engine=engine,
         exhibits=[
             Exhibit("first differing token", "token", tuple((p.request.begin, float(p.at)) for p in same[:100])),
