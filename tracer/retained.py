@@ -26,6 +26,7 @@ from tracer.events import (
     Heartbeat,
     HookFault,
     Output,
+    Params,
     Preempted,
     Prompt,
     Queued,
@@ -130,7 +131,8 @@ class Retained:
             Evicted: self._on_single, Coverage: self._on_coverage, HookFault: self._on_fault,
             Received: self._on_request, Begin: self._on_request, End: self._on_request, Alias: self._on_request,
             Prompt: self._on_prompt, Queued: self._on_request, Scheduled: self._on_request,
-            Preempted: self._on_request, Finished: self._on_request, Released: self._on_request,
+            Params: self._on_request, Preempted: self._on_request, Finished: self._on_request,
+            Released: self._on_request,
             Closed: self._on_request, Sent: self._on_sent, Output: self._on_output, Step: self._on_step,
             StepDevice: self._on_step, Roster: self._on_roster,
         }  # fmt: skip

@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Final
 
 import pytest
@@ -47,7 +49,6 @@ ELSEWHERE: Final = {
     ("metrics", "--metrics"): "tests/cli/test_telemetry.py::"
         "test_an_engine_that_runs_already_is_watched_without_a_screen",
     ("metrics", "--otlp-metrics"): "tests/cli/test_telemetry.py::test_a_run_serves_sends_and_watches",
-    ("export", "--endpoint"): "tests/export/test_otlp.py::test_a_collector_gets_every_span",
     ("web",): "tests/cli/test_web.py::test_a_page_shows_the_screens_and_takes_keys",
 }  # fmt: skip
 """Words that are in a command → the test that runs such a one. Of several the last."""
@@ -168,16 +169,38 @@ def put(name: str) -> None:
         (Path(name) / "config.json").write_text(json.dumps(config))
 
 
-def arguments_here(command: Shown, pid: int) -> list[str]:
+@pytest.fixture(scope="module")
+def collector() -> Iterator[str]:
+    """Address of something that takes what is posted to it."""
+
+    class Taker(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing: what is served is no output of the command."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Taker) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def arguments_here(command: Shown, pid: int, collector: str) -> list[str]:
     """The arguments with this process for any pid, no longer than needed, and the files that they name made."""
     words = [str(pid) if word in LIVE else word for word in command.arguments or ()]
     for at, word in enumerate(words):
         before = words[at - 1] if at else ""
         if before == "--seconds":
             words[at] = "0.3"
+        elif before == "--endpoint":
+            words[at] = collector
         elif before == "--request":
             live = str(pid) in words
-            words[at] = "over-1" if live else next(reversed(load(words[1]).requests.order)).client_id
+            words[at] = "waits-2" if live else next(reversed(load(words[1]).requests.order)).client_id
         elif before not in ("-o", "--output") and not Path(word).exists():
             put(word)
     return [*words, "--seconds", "0.3"] if words[0] == "record" and "--seconds" not in words else words
@@ -191,9 +214,9 @@ RUN_HERE: Final = [
 
 @pytest.mark.parametrize("command", RUN_HERE, ids=str)
 def test_it_does_what_it_should(
-    command: Shown, here: Path, engine: tuple[int, Path], capsys: pytest.CaptureFixture[str]
+    command: Shown, here: Path, engine: tuple[int, Path], collector: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = main(arguments_here(command, engine[0]))
+    code = main(arguments_here(command, engine[0], collector))
     told = capsys.readouterr()
     if table_entry(command, ON_A_TERMINAL) is not None:
         assert code == 2 and "no terminal" in told.err and told.err.count("\n") == 1

@@ -17,6 +17,7 @@ from tracer.events import (
     Heartbeat,
     HookFault,
     Output,
+    Params,
     Preempted,
     Prompt,
     Queued,
@@ -64,6 +65,13 @@ def test_a_live_request_is_told_from_its_beginning() -> None:
     retained.observe([*request[:-1], Sent(8, 7, 1, 10)], 10)
     retained.observe(request[-1:], 3600 * S)
     assert retained.snapshot() == request
+
+
+def test_what_a_request_asked_for_is_told_to_those_who_come_late() -> None:
+    retained = Retained()
+    asked = Params(2, 1, 1, "team-a", "some/model", 16)
+    retained.observe([Received(1, 1, "r", "/v1"), asked], 3)
+    assert told(retained, Params) == [asked]
 
 
 def test_a_request_is_forgotten_a_little_after_its_end() -> None:
