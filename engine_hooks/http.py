@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextvars
 import os
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Final
 
 from engine_hooks.emitter import FRONT, Emitter
@@ -67,6 +67,13 @@ class Front:
 
 current: contextvars.ContextVar[Front | None] = contextvars.ContextVar("tracer_front", default=None)
 """The request that the running task answers."""
+
+
+def tenant_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Who a request is for, by the first of `TENANTS` that is among its headers; empty where none is."""
+    known = list(headers)
+    found = next((value for wanted in TENANTS for name, value in known if name.lower() == wanted), b"")
+    return found[:CLIENT_ID_LIMIT].decode("latin-1")
 
 
 class Fronts:
@@ -155,10 +162,7 @@ class TracingMiddleware:
             headers.append((REQUEST_ID, rid.encode()))
             scope = {**scope, "headers": headers}
         path = str(scope["path"])
-        tenant = next((value for wanted in TENANTS for name, value in headers if name.lower() == wanted), b"")
-        front = self.fronts.open(
-            rid, path, client_id, self.routes[path], at, tenant[:CLIENT_ID_LIMIT].decode("latin-1")
-        )  # fmt: skip
+        front = self.fronts.open(rid, path, client_id, self.routes[path], at, tenant_of(headers))
         return front, scope, answer
 
     def carries(self, front: Front, body: bytes) -> bool:

@@ -44,11 +44,11 @@ class VllmFronts(Fronts):
         self.handed: dict[int, int] = {}
         """Number of a request → when it was handed to the engine's client (ns)."""
 
-    def open(self, rid: str, route: str, client_id: str, needle: bytes, at: int) -> Front:
+    def open(self, rid: str, route: str, client_id: str, needle: bytes, at: int, tenant: str = "") -> Front:
         """As in `Fronts`, but the id is told later: it is the engine's to choose."""
         front = Front(self.emitter.hold(rid, FRONT), rid, needle)
         self.by_rid[rid] = front
-        self.emitter.emit_lifecycle(events.Received(at, front.key, "", route, client_id))
+        self.emitter.emit_lifecycle(events.Received(at, front.key, "", route, client_id, tenant))
         return front
 
     def open_offline(self, route: str, at: int, streaming: int) -> Front:

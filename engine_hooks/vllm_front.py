@@ -22,6 +22,7 @@ from engine_hooks.http import (
     Send,
     TracingMiddleware,
     current,
+    tenant_of,
 )
 from engine_hooks.patching import Hook, Patches
 from engine_hooks.prompt_text import IDS_KEPT, shortened
@@ -66,7 +67,8 @@ class VllmMiddleware(TracingMiddleware):
         sent = next((value for name, value in scope["headers"] if name.lower() == REQUEST_ID), b"")
         client_id = sent.decode("latin-1")[:CLIENT_ID_LIMIT]
         path = str(scope["path"])
-        return self.fronts.open(uuid.uuid4().hex, path, client_id, self.routes[path], at), scope, None
+        tenant = tenant_of(scope["headers"])
+        return self.fronts.open(uuid.uuid4().hex, path, client_id, self.routes[path], at, tenant), scope, None
 
     def carries(self, front: Front, body: bytes) -> bool:
         """The first chunk names the role beside an empty text: that is no output."""

@@ -73,7 +73,7 @@ def page() -> str:
     lines += ["| tag | event | says |", "|---|---|---|"]
     lines += [f"| {tag_of(event)} | [{event.__name__}](#{event.__name__.lower()}) | {summary(event)} |"
               for event in all_events()]  # fmt: skip
-    lines += ["", "*Never lost first*: events that have reserved room in the buffer. *With text*: recorded only "
+    lines += ["", "*Reserved room*: when the buffer is full, other events go first. *With text*: recorded only "
               "`--with-text`."]  # fmt: skip
     for group, (first, heading) in enumerate(GROUPS):
         last = GROUPS[group + 1][0] if group + 1 < len(GROUPS) else 1_000
@@ -104,7 +104,7 @@ def section(event: type[events.Event]) -> Iterator[str]:
     """One event."""
     yield f"### {event.__name__}"
     yield ""
-    marks = [f"Tag {tag_of(event)}", *(["never lost first"] if event.lifecycle else []),
+    marks = [f"Tag {tag_of(event)}", *(["reserved room"] if event.lifecycle else []),
              *(["with text"] if event.sensitive else [])]  # fmt: skip
     yield f"*{', '.join(marks)}.*"
     yield ""

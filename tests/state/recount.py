@@ -63,6 +63,7 @@ class Recount:
         self._by_rid: dict[str, Told] = {}
         self._members: dict[str, set[int]] = defaultdict(set)
         self._token: dict[str, int] = {}
+        self._given_back: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
         self._budget: dict[str, int] = {}
         with TraceFile(path) as trace:
             for delivery in trace.deliveries():
@@ -146,6 +147,8 @@ class Recount:
                 told.output = max(told.output, event.output_tokens)
                 told.prompt = event.prompt_tokens if event.prompt_tokens >= 0 else told.prompt
             case ev.Released():
+                if "released" not in told.at:
+                    self._given_back[source].append((t, event.freed, event.cached))
                 told.first("released", t)
             case ev.Closed():
                 told.first("closed", t)
@@ -166,6 +169,15 @@ class Recount:
             told.tokens += [token] * odd.get(key, 1)
         self.steps.append((event.t, event.tokens, self._budget.get(source, -1)))
         self.last_step[source] = event
+
+    def blocks(self) -> tuple[int, int, int]:
+        """Blocks used, cached and free now: what the last step told, and what was given back since it was chosen."""
+        used = cached = free = 0
+        for source, step in self.last_step.items():
+            back = [given for given in self._given_back[source] if given[0] > step.t + max(0, step.scheduled)]
+            freed, kept = sum(given[1] for given in back), sum(given[2] for given in back)
+            used, cached, free = used + step.used - freed - kept, cached + step.cached + kept, free + step.free + freed
+        return used, cached, free
 
     # --- figures
 

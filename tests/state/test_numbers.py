@@ -103,7 +103,7 @@ def test_every_figure_of_a_recording_is_what_its_events_say(path: Path) -> None:
                     {getattr(r, dimension) for r in told.requests}}  # fmt: skip
             for group in groups:
                 same_figures(group.figures, told, mine.get(group.name, []), window.window_s, False)
-    used = [step.used for step in told.last_step.values()]
-    assert numbers.gauges.live == sum(used)
+    gauges = numbers.gauges
+    assert (gauges.live, gauges.cached, gauges.free) == told.blocks()
 
 

@@ -241,8 +241,9 @@ async def test_one_that_leaves_before_it_was_scheduled_held_nothing(server: Vllm
 async def test_a_stop_string_ends_it_with_the_clients_count(server: VllmServer) -> None:
     with server.view() as viewer:
         answer = await client_of(server).completions.create(
-            model=server.model, prompt="1, 2, 3, 4, 5, 6, 7,", max_tokens=32, stop=[" 12"], temperature=0
-        )
+            model=server.model, prompt="1, 2, 3, 4, 5, 6, 7,", max_tokens=32, stop=[" 12"], temperature=0,
+            extra_headers={"X-Tenant-Id": "team-b"},
+        )  # fmt: skip
         viewer.settle()
     seen = view(viewer, answer.id)
     assert answer.usage is not None
@@ -250,6 +251,7 @@ async def test_a_stop_string_ends_it_with_the_clients_count(server: VllmServer) 
     assert seen.finish_reason == "stop"
     assert seen.output_tokens == answer.usage.completion_tokens
     assert seen.route == "/v1/completions"
+    assert seen.tenant == "team-b"
     assert_covered(seen)
 
 

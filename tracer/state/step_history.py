@@ -200,7 +200,7 @@ class StepHistory:
         if before is None:
             parts[0] = 0
         parts[0] += np.array(sums[-1] if sums else self._sum_before, np.int64)
-        sums.extend(map(tuple, np.cumsum(parts, axis=0).tolist()))  # type: ignore[arg-type]
+        sums.extend(map(tuple, np.cumsum(parts, axis=0).tolist()))
 
     def amend(self, device: StepDevice) -> int | None:
         """Put device times into the step they belong to; returns its index, or None when it is not kept."""

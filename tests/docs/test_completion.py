@@ -1,0 +1,91 @@
+"""The completion scripts are those of the command line as it is, and shells complete with them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.docs import completion_scripts
+from tests.docs.command_line import commands_of, whole_parser
+from tracer.cli import main
+from tracer.completion import FILES, FOLDER
+
+ASK = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; COMP_POINT=${#COMP_LINE}
+[[ $(complete -p tracer) =~ -F\\ ([^ ]+) ]]
+"${BASH_REMATCH[1]}" tracer "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+"""Asks bash as readline does when Tab is pressed."""
+
+
+def completed(*words: str, folder: Path) -> set[str]:
+    """What bash offers for the last of these words."""
+    script = FOLDER / FILES["bash"]
+    done = subprocess.run(["bash", "--norc", "-c", ASK, "bash", str(script), *words], cwd=folder, capture_output=True,
+                          text=True, timeout=60, check=True)  # fmt: skip
+    assert not done.stderr
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("shell", FILES)
+def test_the_scripts_are_up_to_date(shell: str) -> None:
+    text = (FOLDER / FILES[shell]).read_text(encoding="utf-8")
+    assert text == completion_scripts.script(shell), "run: python -m tests.docs.completion_scripts"
+    assert "Mozilla Public License" in text
+
+
+@pytest.mark.parametrize("shell", FILES)
+def test_a_script_is_printed_as_it_lies_there(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    assert capsys.readouterr().out == (FOLDER / FILES[shell]).read_text(encoding="utf-8")
+
+
+def test_another_shell_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["completion", "csh"])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and told.count("\n") == 1 and "bash" in told
+
+
+def test_every_command_and_option_is_in_every_script() -> None:
+    for shell, name in FILES.items():
+        text = (FOLDER / name).read_text(encoding="utf-8")
+        for command, parser in commands_of(whole_parser()).items():
+            options = {option for action in parser._actions for option in action.option_strings}
+            for word in {command, *options}:
+                written = word.lstrip("-") if shell == "fish" else word
+                assert written in text, f"{shell}: {command} {word}"
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (("rep",), {"replay"}),
+        (("re",), {"record", "replay", "relay"}),
+        (("demo", "--fau"), {"--fault"}),
+        (("demo", "--fault", "slow-s"), {"slow-stream", "slow-sampler"}),
+        (("export", "mine.trace", "--to", "p"), {"perfetto", "parquet"}),
+        (("replay", "min"), {"mine.trace"}),
+        (("completion", "z"), {"zsh"}),
+        (("run", "--head"), {"--headless"}),
+        (("budget", "--device", "h100"), {"h100-sxm", "h100-pcie"}),
+    ],
+)
+def test_bash_completes(words: tuple[str, ...], offered: set[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.trace").touch()
+    assert completed("tracer", *words, folder=tmp_path) == offered
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_that_are_here_can_read_theirs(shell: str) -> None:
+    """Where one is not installed the scripts are still held to the command line by the tests above."""
+    program = shutil.which(shell)
+    if program is not None:
+        script = str(FOLDER / FILES[shell])
+        done = subprocess.run([program, "-n", script], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
