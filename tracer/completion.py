@@ -1,7 +1,7 @@
 """``tracer completion``: prints the script by which a shell completes commands, options and values.
 
-The scripts are made from the command line itself when it changes (`tests/docs/completion_scripts.py`) and lie beside this
-file: printing one loads nothing.
+The scripts are made from the command line itself when it changes (`tests/docs/completion_scripts.py`) and lie
+beside this file: printing one loads nothing.
 """
 
 from __future__ import annotations

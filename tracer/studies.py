@@ -173,7 +173,7 @@ def add_commands(command: Command, wanted: str) -> None:
         "  tracer replay slow.trace\n"
         "  tracer replay slow.trace --speed 10 --at 1:30")  # fmt: skip
     one.add_argument("file", metavar="FILE", help="a recorded trace")
-    one.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="0.1 to 100 times the real pace (default 1)")
+    one.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="0.1 to 100 times the pace (default 1)")
     one.add_argument("--at", metavar="TIME", help="where to begin: 90, 1:30 or 50%%")
     one.add_argument("--loop", action="store_true", help="begin again at the end")
     one.add_argument("--paused", action="store_true", help="begin paused; space plays")

@@ -14,6 +14,9 @@ PAGES: Final = tuple(sorted([
     *(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "recordings/README.md")),
 ]))  # fmt: skip
 
+CARRIERS: Final = ("docker", "kubectl", "ssh")
+"""Programs that run another one elsewhere: what they run is a command of the page too."""
+
 _FENCE: Final = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _COMMENT: Final = re.compile(r"\s+#\s.*|\s{3,}\S.*")
 """What explains a command on its line: behind ``#``, or set off by three spaces."""
@@ -57,7 +60,7 @@ def examples(name: str, epilog: str) -> list[Shown]:
 
 
 def commands_in(page: str, lines: Iterable[str]) -> list[Shown]:
-    """The commands of some lines; what ``&&`` joins is several."""
+    """The commands of some lines; what ``&&`` joins is several, and so is what another program carries elsewhere."""
     found = []
     for line in lines:
         plain = _COMMENT.sub("", line.strip())
@@ -73,6 +76,9 @@ def commands_in(page: str, lines: Iterable[str]) -> list[Shown]:
             start = next((at for at, each in enumerate(words) if not _VARIABLE.match(each)), end)
             if words[start:end] and not plain.startswith("#"):
                 found.append(Shown(page, plain, tuple(words[start:end]), tuple(words[:start])))
+                if words[start] in CARRIERS and "tracer" in words[start + 1 : end - 1]:
+                    inner = end - 1 - words[start : end - 1][::-1].index("tracer") - 1
+                    found.append(Shown(page, plain, tuple(words[inner:end])))
             words = []
     return found
 

@@ -37,7 +37,8 @@ ELSEWHERE: Final = {
     ("run", "vllm"): "tests/vllm/test_serve.py::test_three_processes_tell_one_story",
     ("run", "transformers"): "tests/test_readme.py::test_the_other_commands_run",
     ("run", "--record"): "tests/cli/test_studies.py::test_what_was_recorded_is_shown",
-    ("run", "--flight-recorder"): "tests/cli/test_recording.py::test_what_the_flight_recorder_kept_is_written_on_a_signal",
+    ("run", "--flight-recorder"): "tests/cli/test_recording.py::"
+        "test_what_the_flight_recorder_kept_is_written_on_a_signal",
     ("run", "--metrics"): "tests/cli/test_telemetry.py::test_a_run_serves_sends_and_watches",
     ("attach",): "tests/cli/test_screen.py::test_attach_joins_the_only_engine_and_leaves_it_alone",
     ("attach", "--metrics"): "tests/cli/test_screen.py::"
@@ -63,8 +64,9 @@ ON_A_TERMINAL: Final = {
 
 OTHERS: Final = {
     "ssh": "another host", "docker": "a daemon", "kubectl": "a cluster", "kill": "a process", "source": "a shell",
+    "chmod": "rights to /srv",
     "python3": ".ci/run", ".venv/bin/python": ".ci/run", ".venv/bin/pip": ".ci/run", ".venv/bin/ruff": ".ci/run",
-    ".venv/bin/mypy": ".ci/run", ".venv/bin/lint-imports": ".ci/run", "mkdir": "", "vllm": "tests/vllm/test_serve.py",
+    ".venv/bin/mypy": ".ci/run", ".venv/bin/lint-imports": ".ci/run", "mkdir": "rights to /srv",
     "pip": "a registry",
 }  # fmt: skip
 """Programs that are not ours, and what it takes to run them."""
@@ -152,7 +154,9 @@ def here(tmp_path: Path, engine: tuple[int, Path], monkeypatch: pytest.MonkeyPat
 def put(name: str) -> None:
     """Make the file that a command reads."""
     if name.endswith(".trace"):
-        shutil.copy(ROOT / "recordings" / f"{STANDS_FOR.get(name, 'transformers-mixed')}.trace", name)
+        stem = Path(name).stem if name.startswith("recordings/") else STANDS_FOR.get(name, "transformers-mixed")
+        Path(name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / "recordings" / f"{stem}.trace", name)
     elif name.endswith(".chrome.json"):
         trace = ROOT / "recordings" / "vllm-cold.trace"
         assert main(["export", str(trace), "--to", "chrome", "-o", name]) == 0
@@ -191,7 +195,7 @@ def collector() -> Iterator[str]:
 
 def arguments_here(command: Shown, pid: int, collector: str) -> list[str]:
     """The arguments with this process for any pid, no longer than needed, and the files that they name made."""
-    words = [str(pid) if word in LIVE else word for word in command.arguments or ()]
+    words = [str(pid) if word in LIVE else word.removeprefix("/run/tracer/") for word in command.arguments or ()]
     for at, word in enumerate(words):
         before = words[at - 1] if at else ""
         if before == "--seconds":
@@ -200,7 +204,7 @@ def arguments_here(command: Shown, pid: int, collector: str) -> list[str]:
             words[at] = collector
         elif before == "--request":
             live = str(pid) in words
-            words[at] = "waits-2" if live else next(reversed(load(words[1]).requests.order)).client_id
+            words[at] = "waits-2" if live else load(words[1]).request_ids()[-1]
         elif before not in ("-o", "--output") and not Path(word).exists():
             put(word)
     return [*words, "--seconds", "0.3"] if words[0] == "record" and "--seconds" not in words else words
@@ -226,7 +230,7 @@ def test_it_does_what_it_should(
     if "--json" in command.words:
         assert isinstance(json.loads(told.out), dict)
     if "-o" in command.words:
-        assert Path(command.words[command.words.index("-o") + 1]).exists()
+        assert (here / Path(command.words[command.words.index("-o") + 1]).name).exists()
 
 
 def test_most_are_run_here() -> None:

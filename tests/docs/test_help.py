@@ -1,4 +1,4 @@
-"""What `--help` says of each command: a line of summary, each option in words, with its unit and its default, and examples."""
+"""What `--help` says of each command: a line of summary, each option in words with its default, and examples."""
 
 from __future__ import annotations
 

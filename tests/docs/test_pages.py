@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import configparser
+import json
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.docs import events_page
-from tests.docs.pages import PAGES, ROOT
+from tests.docs.pages import PAGES, ROOT, blocks
 from tracer import events
-from tracer.stages import Stage, info
+from tracer.stages import Stage
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 INDEX = ROOT / "docs" / "README.md"
@@ -63,7 +67,36 @@ def test_the_page_of_events_has_every_event_and_every_field() -> None:
 def test_the_page_of_stages_has_a_section_for_each_stage_by_number_and_id() -> None:
     text = (ROOT / "docs" / "stages.md").read_text(encoding="utf-8")
     headings = re.findall(r"^### (\d+) · .+ \(`(\w+)`\)$", text, re.MULTILINE)
-    assert headings == [(str(int(stage)), info(stage).id) for stage in Stage]
+    assert headings == [(str(int(stage)), stage.id) for stage in Stage]
+
+
+def ini(text: str) -> object:
+    parser = configparser.ConfigParser(strict=True, interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(text)
+    return [dict(parser[section]) for section in parser.sections()]
+
+
+PARSERS = {
+    "yaml": yaml.safe_load, "toml": tomllib.loads, "json": json.loads, "ini": ini,
+    "python": lambda text: compile(text.replace("…", "..."), "page", "exec"),
+}  # fmt: skip
+"""Languages of blocks that are no commands."""
+
+
+@pytest.mark.parametrize("language", PARSERS)
+def test_blocks_in_other_languages_are_in_that_language(language: str) -> None:
+    found = [block for page in PAGES for block in blocks(page, language)]
+    for block in found:
+        assert PARSERS[language](block), block
+    assert found or language == "json"
+
+
+def test_no_block_is_in_a_language_that_nobody_checks() -> None:
+    known = {*PARSERS, "sh", "", "text", "dockerfile", "sql"}
+    for page in PAGES:
+        used = set(re.findall(r"^```([^\n]+)$", page.read_text(encoding="utf-8"), re.MULTILINE))
+        assert used <= known, page.name
 
 
 def test_variables_in_the_pages_exist_in_the_code() -> None:

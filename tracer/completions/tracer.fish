@@ -148,7 +148,7 @@ complete -c tracer -n '_shtab_tracer_using import' -l force -d 'replace what exi
 complete -c tracer -n '_shtab_tracer_using import; and test $_shtab_tracer_npos -eq 0' -ka "(__fish_complete_path (commandline -ct))" -d 'OTLP as JSON, one document or one a line, or a Chrome trace'
 complete -c tracer -n '_shtab_tracer_using; and test $_shtab_tracer_npos -eq 0' -a replay -d 'Show a recorded trace in the same screens.'
 complete -c tracer -n '_shtab_tracer_using replay' -s h -l help -d 'show this help message and exit'
-complete -c tracer -n '_shtab_tracer_using replay' -l speed -x -d '0.1 to 100 times the real pace'
+complete -c tracer -n '_shtab_tracer_using replay' -l speed -x -d '0.1 to 100 times the pace (default 1)'
 complete -c tracer -n '_shtab_tracer_using replay' -l at -x -d 'where to begin: 90, 1:30 or 50%'
 complete -c tracer -n '_shtab_tracer_using replay' -l loop -d 'begin again at the end'
 complete -c tracer -n '_shtab_tracer_using replay' -l paused -d 'begin paused; space plays'

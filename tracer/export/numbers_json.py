@@ -128,7 +128,8 @@ def _history(history: History) -> dict[str, Any]:
             {
                 "begin_s": column.begin_s, "steps": column.steps, "step_ms": column.step,
                 "step_max_ms": column.step_max, "wait_ms": column.wait, "stalled": column.stalled,
-                "batch": column.batch, "used_blocks": column.used, "cached_blocks": column.cached, "free_blocks": column.free, "waiting": column.waiting,
+                "batch": column.batch, "used_blocks": column.used, "cached_blocks": column.cached,
+                "free_blocks": column.free, "waiting": column.waiting,
             }
             for column in history.stretches
         ],

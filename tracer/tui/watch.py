@@ -7,6 +7,7 @@ look at what was read and change nothing, are asked in a thread. A recording is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
 LOOK_S: Final = 2.0
 """Seconds between two looks at a live state."""
 SHARE: Final = 0.05
-"""Share of the time that looking may take: beyond it looks become rarer."""
+"""Share of the time that looking may take while someone reads what it says: beyond it looks become rarer."""
+BEHIND: Final = 0.01
+"""Likewise while no one does."""
+READ_S: Final = 3.0
+"""Seconds after a screen asked for it in which someone reads it."""
 SLICE_S: Final = 0.004
 """Seconds of reading between two chances for a frame."""
 SWITCH_S: Final = 0.001
@@ -96,6 +101,8 @@ class LiveWatch:
         self._scope = ""
         self._until = 0
         self._news: list[Finding] = []
+        self._wanted_at = -READ_S
+        self._wanted = asyncio.Event()
 
     @property
     def findings(self) -> Sequence[Finding]:
@@ -130,7 +137,9 @@ class LiveWatch:
         return "now"
 
     def want(self) -> None:
-        """It looks all the time."""
+        """It looks all the time, and more often while this is said."""
+        self._wanted_at = time.monotonic()
+        self._wanted.set()
 
     def news(self) -> Finding | None:
         finding = self._news[-1] if self._news else None
@@ -153,8 +162,21 @@ class LiveWatch:
                     await self.look(live)
                 except Exception as error:  # a defect in a rule must not end the viewer, and must be seen
                     self.trouble = f"the diagnosis failed: {type(error).__name__}: {error}"
-                rest = max(LOOK_S, self.took_ms / 1e3 / SHARE)
-            await asyncio.sleep(rest)
+                rest = max(LOOK_S, self.took_ms / 1e3 / BEHIND)
+            await self._rest(rest, max(LOOK_S, self.took_ms / 1e3 / SHARE))
+
+    async def _rest(self, seconds: float, at_least: float) -> None:
+        """Rest for so many seconds, or for `at_least` so many once someone reads what the looks tell."""
+        begin = time.monotonic()
+        while (passed := time.monotonic() - begin) < seconds:
+            if time.monotonic() - self._wanted_at < READ_S:
+                if passed >= at_least:
+                    return
+                await asyncio.sleep(min(0.2, at_least - passed))
+                continue
+            self._wanted.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted.wait(), seconds - passed)
 
     async def look(self, live: LiveDiagnosis) -> None:
         """Look once."""
