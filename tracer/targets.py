@@ -69,21 +69,36 @@ def find_targets() -> list[Target]:
 
 def group(found: Sequence[tuple[Found, Path | None]]) -> list[Target]:
     """Put together what belongs together."""
-    pids = {one.pid: one for one, _ in found}
-    groups: dict[str, list[Found]] = {}
-    folders: dict[str, Path | None] = {}
+    there = {_within(one): one for one, _ in found}
+    groups: dict[Path, list[Found]] = {}
+    names: dict[Path, str] = {}
     for one, folder in found:
-        name = folder.name.removeprefix(RUN_PREFIX) if folder is not None else str(_eldest(one, pids).pid)
-        groups.setdefault(name, []).append(one)
-        folders[name] = folder
-    return [Target(name, tuple(processes), folders[name]) for name, processes in groups.items()]
+        eldest = _eldest(one, there)
+        key = folder if folder is not None else eldest.path
+        groups.setdefault(key, []).append(one)
+        names[key] = folder.name.removeprefix(RUN_PREFIX) if folder is not None else str(eldest.pid)
+    given = list(names.values())
+    folders = {folder for _, folder in found}
+    return [
+        Target(names[key] if given.count(names[key]) == 1 else key.stem, tuple(processes),
+               key if key in folders else None)
+        for key, processes in groups.items()
+    ]  # fmt: skip
 
 
-def _eldest(found: Found, pids: dict[int, Found]) -> Found:
+def _within(found: Found) -> tuple[str, int]:
+    """Host and pid as the process itself sees them. In a container they are its own: several may have the same pid, and
+    what we see from outside (`Found.pid`) is another number."""
+    return ("", found.pid) if found.header is None else (found.header.host, found.header.pid)
+
+
+def _eldest(found: Found, there: dict[tuple[str, int], Found]) -> Found:
     """The traced process above it that has no traced parent. A circle (a lie) ends at its start."""
-    seen = {found.pid}
-    while found.header is not None and (parent := pids.get(found.header.parent)) and parent.pid not in seen:
-        seen.add(parent.pid)
+    seen = {found.path}
+    while (header := found.header) is not None and (parent := there.get((header.host, header.parent))) is not None:
+        if parent.path in seen:
+            break
+        seen.add(parent.path)
         found = parent
     return found
 

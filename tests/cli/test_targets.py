@@ -6,10 +6,35 @@ import json
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.cli.commands import Commands, traced, wait_until
+from tracer.clock import ClockAnchor
+from tracer.events import Header
+from tracer.sources import Found
+from tracer.targets import choose, group
+
+
+def seen(pid: int, host: str, inner: int, parent: int, title: str) -> tuple[Found, None]:
+    """A process that we see as `pid` and that has other numbers within its container."""
+    header = Header(1, title, inner, "engine", title, host, "boot", ClockAnchor(0, 0), parent=parent)
+    return Found(Path(f"/run/tracer/{inner}-{host}.sock"), pid, header), None
+
+
+def test_processes_of_a_container_are_one_engine_although_we_see_other_pids() -> None:
+    processes = [seen(901, "a", 1, 0, "api"), seen(950, "a", 11, 1, "core"), seen(990, "a", 21, 11, "worker")]
+    (target,) = group(processes)
+    assert target.name == "901" and [one.pid for one in target.processes] == [901, 950, 990]
+
+
+def test_two_containers_with_the_same_pids_are_two_engines_with_names_of_their_own() -> None:
+    processes = [seen(1, "a", 1, 0, "one"), seen(11, "a", 11, 1, "one core"), seen(1, "b", 1, 0, "two")]
+    first, second = group(processes)
+    assert [len(first.processes), len(second.processes)] == [2, 1]
+    assert first.name != second.name
+    assert choose([first, second], first.name) is first and choose([first, second], second.name) is second
 
 
 @pytest.fixture
