@@ -52,9 +52,9 @@ def inject(watched: str) -> None:
 
 def _chosen(names: str, watched: str) -> Iterator[tuple[str, Callable[[Gate], None]]]:
     if watched == VLLM:
-        from engine_hooks.fault_injection_vllm import FAULTS as in_vllm
+        from engine_hooks import fault_injection_vllm
 
-        table: Mapping[str, tuple[str, Callable[[Gate], None]]] = in_vllm
+        table: Mapping[str, tuple[str, Callable[[Gate], None]]] = fault_injection_vllm.FAULTS
     else:
         table = _FAULTS
     for name in names.split(AND):

@@ -411,6 +411,19 @@ def _parser(wanted: str = "") -> argparse.ArgumentParser:
     return parser
 
 
+def whole_parser() -> argparse.ArgumentParser:
+    """The parser with every argument of every command; otherwise only the wanted command gets them all."""
+
+    def commands(parser: argparse.ArgumentParser) -> Any:
+        return next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction)).choices
+
+    parser = _parser()
+    found = commands(parser)
+    for name in found:
+        found[name] = commands(_parser(name))[name]
+    return parser
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code. Raises SystemExit alone; with ``TRACER_DEBUG=1`` errors keep their traceback."""
     given = list(sys.argv[1:] if arguments is None else arguments)

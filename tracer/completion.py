@@ -1,27 +1,70 @@
 """``tracer completion``: prints the script by which a shell completes commands, options and values.
 
-The scripts are made from the command line itself when it changes (`tests/docs/completion_scripts.py`) and lie
-beside this file: printing one loads nothing.
+shtab makes it from the command line itself, whenever it is asked for: what is printed is never out of date.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from tracer.studies import Command
 
-FOLDER: Final = Path(__file__).with_name("completions")
-FILES: Final = {"bash": "tracer.bash", "zsh": "_tracer", "fish": "tracer.fish"}
-"""Shell → name of its script in `FOLDER`."""
+SHELLS: Final = ("bash", "zsh", "fish")
+_PATHS: Final = ("demo --model", "record -o")
+"""Places that take a path though their name does not say so."""
 
 
 def completion(options: argparse.Namespace) -> int:
     """Print the script by which a shell completes what you type."""
-    sys.stdout.write((FOLDER / FILES[options.shell]).read_text(encoding="utf-8"))
+    sys.stdout.write(script(options.shell))
     return 0
+
+
+def script(shell: str) -> str:
+    """What completes in this shell. Raises MissingExtraError without shtab."""
+    from tracer.cli import whole_parser
+    from tracer.extras import wants
+
+    with wants("completion"):
+        import shtab
+
+    parser = whole_parser()
+    values = _values()
+    for place, action in _places(parser):
+        metavar = action.metavar[0] if isinstance(action.metavar, tuple) else str(action.metavar)
+        path = "FILE" in metavar or metavar == "PATH" or place in _PATHS
+        if action.choices is None and place in values:
+            action.choices = list(values[place])
+        elif path and action.nargs != 0 and action.choices is None and place != "run -- CMD …":
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
+    return shtab.complete(parser, shell).rstrip() + "\n"
+
+
+def _values() -> dict[str, Sequence[str]]:
+    """Option → what can be typed there, where its parser does not say so by `choices`."""
+    from engine_hooks.faults import FAULTS
+    from tracer.analysis.devices import DEVICES
+    from tracer.analysis.diagnosis.rules import NAMES
+    from tracer.analysis.presets import PRESETS
+    from tracer.stages import Stage
+
+    return {
+        "demo --fault": list(FAULTS),
+        "diagnose --fail-on": ["any", *NAMES, *(stage.id for stage in Stage)],
+        "budget --device": [*DEVICES, "cpu"],
+        "budget --model": sorted(PRESETS),
+    }
+
+
+def _places(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
+    """``command --option`` or ``command METAVAR``, and its action."""
+    (found,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    for name, command in found.choices.items():
+        for action in command._actions:
+            yield f"{name} {(action.option_strings or [str(action.metavar)])[-1]}", action
 
 
 def add_commands(command: Command, wanted: str) -> None:
@@ -31,4 +74,4 @@ def add_commands(command: Command, wanted: str) -> None:
         "  tracer completion bash > ~/.local/share/bash-completion/completions/tracer\n"
         "  tracer completion zsh > ~/.zfunc/_tracer         a folder of fpath, before compinit\n"
         "  tracer completion fish > ~/.config/fish/completions/tracer.fish")  # fmt: skip
-    one.add_argument("shell", choices=list(FILES), help="which shell")
+    one.add_argument("shell", choices=list(SHELLS), help="which shell")

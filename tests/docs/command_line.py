@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from functools import cache
 
-from tracer.cli import _parser
+from tracer import cli
 
 
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -17,13 +17,4 @@ def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
 @cache
 def whole_parser() -> argparse.ArgumentParser:
     """The parser with every argument of every command; not to be changed."""
-    return new_whole_parser()
-
-
-def new_whole_parser() -> argparse.ArgumentParser:
-    """As `whole_parser`, one of one's own."""
-    parser = _parser()
-    commands = commands_of(parser)
-    for name in commands:
-        commands[name] = commands_of(_parser(name))[name]
-    return parser
+    return cli.whole_parser()
