@@ -56,8 +56,10 @@ class Commands:
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def environment(self, **more: str) -> dict[str, str]:
-        """Ours, with the folders of this test and without what would colour the output."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TRACER", "COV_"))}
+        """Ours, with the folders of this test and without what would colour the output, or tell it another size than
+        that of its terminal (test runners do)."""
+        kept = {name: value for name, value in os.environ.items()
+                if not name.startswith(("TRACER", "COV_")) and name not in ("COLUMNS", "LINES")}  # fmt: skip
         return {**kept, "TRACER_SOCKET_DIR": str(self.sockets), "TRACER_LOG_DIR": str(self.logs),
                 "TRACER_TEST_MARK": self.mark, "TERM": "xterm-256color", **more}  # fmt: skip
 

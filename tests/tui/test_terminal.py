@@ -222,7 +222,7 @@ def test_what_our_own_process_warns_logs_or_prints_is_never_painted_over_the_scr
     session = sessions("--noise")
     session.started()
     os.write(session.master, b"?")
-    session.wait(lambda: "The twelve stages" in session.text)
+    session.wait(lambda: "open the request" in session.text)
     session.read(0.5)
     screen = session.sent.split(b"\x1b[?1049l")[0]
     assert screen and b"SPILL" not in screen
