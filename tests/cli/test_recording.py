@@ -16,6 +16,8 @@ from tests.cli.terminal import Terminal
 from tracer.replay import load
 from tracer.trace_file import TraceFile
 
+pytestmark = pytest.mark.slow
+
 Open = Callable[..., Terminal]
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from tests.cli.commands import Commands, python, runs, traced, wait_until
 
+pytestmark = pytest.mark.slow
+
 
 def wait_for_line(path: Path, line: str) -> None:
     """Wait until the log holds a line."""

@@ -16,6 +16,8 @@ import pytest
 from tests.cli.commands import Commands, python, traced, wait_until
 from tests.cli.terminal import Terminal
 
+pytestmark = pytest.mark.slow
+
 Open = Callable[..., Terminal]
 
 ALTERNATE_SCREEN_ON, ALTERNATE_SCREEN_OFF = b"\x1b[?1049h", b"\x1b[?1049l"

@@ -11,6 +11,8 @@ from tests.cli.commands import Commands
 from tests.cli.terminal import Terminal
 from tests.cli.test_screen import Open, terminal, traced  # noqa: F401
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def trace(tracer: Commands, tmp_path: Path) -> Path:

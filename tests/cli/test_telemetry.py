@@ -15,6 +15,8 @@ from tests.metrics.collector import Collector
 from tests.metrics.exposed import Exposed
 from tracer.cli import main
 
+pytestmark = pytest.mark.slow
+
 RECORDING = Path(__file__).parents[2] / "recordings" / "transformers-mixed.trace"
 ALERTS = '[[alert]]\nname = "queue"\nrule = "waiting>0"\nexit = {exit}\n[[alert]]\nrule = "dead"\n'
 

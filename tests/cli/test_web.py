@@ -13,6 +13,8 @@ import pytest
 
 from tests.cli.commands import Commands
 
+pytestmark = pytest.mark.slow
+
 TRACE = Path(__file__).resolve().parents[2] / "recordings" / "transformers-mixed.trace"
 
 

@@ -20,6 +20,8 @@ from tracer.events import Event, Gap, Heartbeat, HookFault, Output, Prompt, Rece
 from tracer.replay import load
 from tracer.trace_file import TraceFile, repair
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def directory() -> Iterator[Path]:

@@ -36,6 +36,8 @@ from tracer.state.trace_state import TraceState
 from tracer.state.track import Track
 from tracer.state.windowed import WindowedCounts
 
+pytestmark = pytest.mark.slow
+
 few = settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 """Without shrinking: an example takes long, and names its seed."""
 

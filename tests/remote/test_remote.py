@@ -26,6 +26,8 @@ from tracer.link import ACK, OPEN, LinkError, Packet, PacketReader
 from tracer.remote import Address, RemoteTarget
 from tracer.sockets import DIRECTORY_VARIABLE
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 FAR = "ssh://far"
 

@@ -21,6 +21,8 @@ from tracer.sources import discover
 
 from .processes import Emitter, Wire, emitter, eventually, viewer_process
 
+pytestmark = pytest.mark.slow
+
 
 def attach(process: Emitter) -> Wire:
     """A viewer that has the header and the snapshot."""

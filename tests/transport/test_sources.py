@@ -23,6 +23,8 @@ from tracer.sources import Delivery, DirectorySource, Found, LiveSource, discove
 
 from .processes import PATIENCE, Emitter, emitter, eventually
 
+pytestmark = pytest.mark.slow
+
 HELLO = encode(
     Hello(Header(SCHEMA_VERSION, "host:1:a", 1, "engine", "t", "host", clock.boot_id(), ClockAnchor.take()))
 )

@@ -21,6 +21,8 @@ from tracer.clock import NS_PER_MS, NS_PER_S
 from tracer.tui import compositor
 from tracer.tui.theme import ANSI16, ASCII, DARK, MONO, UNICODE, Look
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def patched() -> Iterator[None]:

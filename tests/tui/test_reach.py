@@ -20,6 +20,8 @@ from tracer.text import clean
 from tracer.tui.replay import ReplayApp
 from tracer.tui.theme import DARK, UNICODE, Look
 
+pytestmark = pytest.mark.slow
+
 AT = START + 9_500 * NS_PER_MS
 
 

@@ -14,6 +14,8 @@ from tracer.text import cell_width
 from tracer.tui.canvas import Canvas
 from tracer.tui.theme import ANSI16, ASCII, DARK, MONO, UNICODE, Look
 
+pytestmark = pytest.mark.slow
+
 AT = START + 9_500 * NS_PER_MS
 
 
