@@ -8,6 +8,7 @@ there is one that prints something first.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 
@@ -56,4 +57,5 @@ async def main() -> None:
     os._exit(await process.wait())
 
 
+logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # what it has to say about a child that ended is no word of ssh
 asyncio.run(main())
