@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.recording.story import fold, plain
 from tests.state.test_properties import hostile
 from tests.state.traces import simulate
-from tracer.events import AnyEvent, Event, Gap, SourceGone, Step
+from tracer.events import AnyEvent, Event, Gap, Output, SourceGone, Step
 from tracer.intake import Delivery
 from tracer.keyframes.keyframer import Keyframer
 from tracer.keyframes.records import Keyframe, columns_of, state_version
@@ -250,6 +250,27 @@ def test_requests_that_are_over_sleep_until_someone_looks() -> None:
     assert [request.serial for request in awake] == [state.requests.order[0].serial]
     over[-1].incomplete = True
     assert over[-1].incomplete and over[-1].over is not None and type(over[-1]) is not SleepingRequest
+
+
+def test_a_piece_of_output_that_comes_late_wakes_its_request() -> None:
+    made = _some_tape()
+    live = TraceState(keep_steps=60, keep_finished=2000)
+    tried = 0
+    for number, part in enumerate(made.parts):
+        fold(part, live)
+        restored = made.restored(number)
+        for known in list(live.requests.over.values()):
+            source, key = known.keys[0]
+            if live.sources[source].gone is not None or not known.output_chars:
+                continue  # nothing more is taken from who has gone
+            assert type(restored.requests.get(source, key)) is SleepingRequest
+            event = Output(live.now, key, known.output_chars, "more")
+            restored.apply(source, event)
+            found = restored.requests.get(source, key)
+            assert found is not None and found.output == [*known.output, "more"]
+            assert restored.unknown == live.unknown
+            tried += 1
+    assert tried
 
 
 def test_a_keyframe_of_another_version_is_not_used() -> None:

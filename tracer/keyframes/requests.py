@@ -270,6 +270,11 @@ class SleepingRequest(Request):
         self._wake()
         setattr(self, name, value)
 
+    def went_on(self) -> None:
+        """As in `Request`, whose `front` is something else as long as it sleeps."""
+        self._wake()
+        self.went_on()
+
     def _wake(self) -> None:
         maker: Maker = object.__getattribute__(self, "front")
         maker.wake(self)
