@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
+from engine_hooks.model_name import model_name
 from tracer import events
 from tracer.clock import now
 
@@ -33,7 +34,7 @@ def engine(model: Any, processor: Any, tested: tuple[str, ...]) -> events.Engine
         t=now(),
         name="transformers",
         version=version,
-        model=str(getattr(model.config, "_name_or_path", "") or getattr(model, "name_or_path", ""))[:200],
+        model=model_name(getattr(model.config, "_name_or_path", "") or getattr(model, "name_or_path", "")),
         dtype=str(processor.model_dtype).removeprefix("torch."),
         device=str(processor.model_device),
         num_blocks=allocator.num_blocks,

@@ -8,6 +8,7 @@ from typing import Any, Final
 from engine_hooks import transformers_cb
 from engine_hooks.emitter import Emitter, emitter
 from engine_hooks.http import Front, Fronts, TracingMiddleware, current
+from engine_hooks.model_name import model_name
 from engine_hooks.patching import Hook, Patches
 from engine_hooks.prompt_text import IDS_KEPT, shortened
 from tracer import events
@@ -104,7 +105,7 @@ class ServerHooks:
         messages = body.get("messages")
         self.voice.emit_lifecycle(
             events.Params(
-                at, front.key, front.streaming, str(body.get("user") or "")[:128], str(body.get("model") or "")[:200],
+                at, front.key, front.streaming, str(body.get("user") or "")[:128], model_name(body.get("model")),
                 limit if isinstance(limit, int) else -1, len(messages) if isinstance(messages, list) else -1,
                 int(bool(body.get("logprobs"))),
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from engine_hooks.model_name import model_name
 from tracer import events
 from tracer.clock import now
 
@@ -52,7 +53,7 @@ def engine(scheduler: Any, facts: tuple[Any, ...] | None = None) -> events.Engin
         t=now(),
         name="vllm",
         version=installed,
-        model=str(model.served_model_name or model.model)[:200],
+        model=model_name(model.served_model_name or model.model),
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(device or config.device_config.device_type),
         num_blocks=caches.num_blocks - 1,  # the null block is never given to anybody

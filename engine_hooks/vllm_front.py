@@ -24,6 +24,7 @@ from engine_hooks.http import (
     current,
     tenant_of,
 )
+from engine_hooks.model_name import model_name
 from engine_hooks.patching import Hook, Patches
 from engine_hooks.prompt_text import IDS_KEPT, shortened
 from engine_hooks.vllm_answers import ROUTES, Answer, VllmFronts
@@ -178,7 +179,7 @@ class FrontHooks:
         self.voice.emit_lifecycle(
             events.Params(
                 at, front.key, front.streaming, str(getattr(request, "user", None) or "")[:128],
-                str(getattr(request, "model", None) or "")[:200], limit,
+                model_name(getattr(request, "model", None)), limit,
                 len(messages) if isinstance(messages, list) else -1, int(bool(getattr(request, "logprobs", None))),
             )
         )  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from tracer import __version__
+from tracer import __version__, arguments
 from tracer.comparison import add_commands as add_comparison
 from tracer.completion import add_commands as add_completion
 from tracer.exports import add_commands as add_exports
@@ -278,26 +278,6 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e7:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
-    return value
-
-
-def _rate(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1000:
-        raise argparse.ArgumentTypeError(f"{text!r} is no rate between 0 and 1000 a second")
-    return value
-
-
 def _fault(text: str) -> Any:
     from engine_hooks.faults import FaultError, fault
 
@@ -342,7 +322,8 @@ def _parser(wanted: str = "") -> argparse.ArgumentParser:
     def headless(added: argparse.ArgumentParser) -> None:
         add = added.add_argument
         add("--headless", action="store_true", help="no screen: the engine's output on stderr, a summary in the end")
-        add("--seconds", type=_seconds, metavar="N", help="end after N seconds of service (implies --headless)")
+        add("--seconds", type=arguments.seconds, metavar="N",
+            help="end after N seconds of service (implies --headless)")  # fmt: skip
         add("--json", action="store_true", help="the summary as JSON on stdout (implies --headless)")
         add("--record", type=Path, metavar="FILE", help="record what happens to FILE, to be replayed")
         add("--with-text", action="store_true", help="record prompts and outputs too")
@@ -359,7 +340,8 @@ def _parser(wanted: str = "") -> argparse.ArgumentParser:
         "  tracer demo --headless --seconds 30 --json > demo.json")  # fmt: skip
     one.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="which engine to start")
     one.add_argument("--model", metavar="FOLDER|ID", help="which model (default: a 135M chat model, fetched once)")
-    one.add_argument("--rate", type=_rate, metavar="R", help="arrivals a second (default 0.5, or what --fault needs)")
+    one.add_argument("--rate", type=arguments.rate, metavar="R",
+                     help="arrivals a second (default 0.5, or what --fault needs)")  # fmt: skip
     one.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the traffic (default 0)")
     one.add_argument("--stopwatch", type=Path, metavar="FILE", help="write what each client measured, a JSON line each")
     one.add_argument("--fault", type=_fault, metavar="NAME", help=_faults_help() if wanted == "demo" else None)

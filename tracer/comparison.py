@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tracer.arguments import Command
 from tracer.stdout import has_bars, has_screen, width
-from tracer.studies import Command, is_trace, state_of
+from tracer.studies import is_trace, state_of
 
 if TYPE_CHECKING:
     from tracer.analysis.compare import Comparison, Trace

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from tracer.studies import Command
+from tracer.arguments import Command
 
 SHELLS: Final = ("bash", "zsh", "fish")
 _PATHS: Final = ("demo --model", "record -o")

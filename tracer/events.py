@@ -349,8 +349,9 @@ class Closed(Event, tag=22):
 
 
 class Params(Event, tag=23):
-    """What the parsed body asks for. `streaming` 1 or 0; `tenant` as in `Received`; `model` as named by the client;
-    `max_tokens` output limit or -1; `messages` messages of a chat or -1; `logprobs` 1 when asked for."""
+    """What the parsed body asks for. `streaming` 1 or 0; `tenant` as in `Received`; `model` as named by the client, a
+    path by its last name; `max_tokens` output limit or -1; `messages` messages of a chat or -1; `logprobs` 1 when asked
+    for."""
 
     lifecycle: ClassVar[bool] = True
 

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tracer.studies import Command, is_trace, state_of
+from tracer.arguments import Command
+from tracer.studies import is_trace, state_of
 
 if TYPE_CHECKING:
     from tracer.export.whole import Whole

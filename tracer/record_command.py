@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from tracer import arguments
+from tracer.arguments import Command
 
 if TYPE_CHECKING:
     from tracer.bus import Bus
@@ -16,12 +17,7 @@ if TYPE_CHECKING:
     from tracer.recording import Recorder
     from tracer.state.trace_state import TraceState
 
-Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
 Say = Callable[[str], None]
-
-MOST_MINUTES: Final = 240.0
-_UNITS: Final = {"s": 1 / 60, "m": 1.0, "min": 1.0, "h": 60.0}
-_LENGTH: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h)")
 
 
 def new_recorder(path: Path, with_text: bool) -> Recorder:
@@ -140,37 +136,17 @@ def _when(rules: list[str]) -> str:
 
 
 def _say(sentence: str) -> None:
-    from tracer.text import clean
+    from tracer.voice import Voice
 
-    print(f"tracer: {clean(sentence)}", file=sys.stderr, flush=True)
+    Voice().say(sentence)
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def minutes(text: str) -> float:
-    """``5m``, ``90s``, ``1h`` in minutes."""
-    match = _LENGTH.fullmatch(text.strip())
-    value = float(match[1]) * _UNITS[match[2]] if match else 0.0
-    if not 0 < value <= MOST_MINUTES:
-        raise argparse.ArgumentTypeError(f"{text!r} is no length such as 90s, 5m or 1h (at most {MOST_MINUTES:g}m)")
-    return value
-
-
-def seconds(text: str) -> float:
-    """A number of seconds above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e7:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
-    return value
-
-
 def add_flight_arguments(parser: argparse.ArgumentParser) -> None:
     """The flight recorder's options."""
-    parser.add_argument("--flight-recorder", type=minutes, metavar="5m",
+    parser.add_argument("--flight-recorder", type=arguments.minutes, metavar="5m",
                         help="keep the last minutes in memory, and write them only when a rule of --on fires, on "
                              "SIGUSR1, or on the key R")  # fmt: skip
     parser.add_argument("--on", action="append", default=[], metavar="RULE",
@@ -188,6 +164,6 @@ def add_commands(command: Command, wanted: str) -> None:
     one.add_argument("-o", "--output", type=Path, required=True, metavar="FILE",
                      help="the file to write; with --flight-recorder a folder, or a name to which the time is "
                           "added")  # fmt: skip
-    one.add_argument("--seconds", type=seconds, metavar="N", help="end after N seconds")
+    one.add_argument("--seconds", type=arguments.seconds, metavar="N", help="end after N seconds")
     one.add_argument("--with-text", action="store_true", help="record prompts and outputs too")
     add_flight_arguments(one)

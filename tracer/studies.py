@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tracer import arguments
+from tracer.arguments import Command
 from tracer.slo import add_option as add_slo
 from tracer.stdout import has_bars, has_screen, width
 
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 PROBLEMS = 3
 """Sentences said about a damaged file."""
-
-Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
-"""``command(name, function, examples)`` adds one command and returns its parser."""
 
 
 def is_trace(target: str) -> bool:
@@ -156,16 +154,6 @@ def _instant(text: str, trace: TraceFile) -> int:
         raise TargetError(str(error)) from None
 
 
-def _speed(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.1 <= value <= 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is no speed between 0.1 and 100")
-    return value
-
-
 def add_commands(command: Command, wanted: str) -> None:
     """Put the commands of this module on the command line; only `wanted` one gets all its arguments, since those of the
     analyses need numpy to be told."""
@@ -173,7 +161,8 @@ def add_commands(command: Command, wanted: str) -> None:
         "  tracer replay slow.trace\n"
         "  tracer replay slow.trace --speed 10 --at 1:30")  # fmt: skip
     one.add_argument("file", metavar="FILE", help="a recorded trace")
-    one.add_argument("--speed", type=_speed, default=1.0, metavar="X", help="0.1 to 100 times the pace (default 1)")
+    one.add_argument("--speed", type=arguments.speed, default=1.0, metavar="X",
+                     help="0.1 to 100 times the pace (default 1)")  # fmt: skip
     one.add_argument("--at", metavar="TIME", help="where to begin: 90, 1:30 or 50%%")
     one.add_argument("--loop", action="store_true", help="begin again at the end")
     one.add_argument("--paused", action="store_true", help="begin paused; space plays")

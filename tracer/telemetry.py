@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from tracer import arguments
+from tracer.arguments import Command
 
 if TYPE_CHECKING:
     from tracer.outlets import Outlets
     from tracer.state.trace_state import TraceState
 
-Command = Callable[[str, Callable[[argparse.Namespace], int], str], argparse.ArgumentParser]
 
 
 def add_outlet_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,12 +68,12 @@ def _of_engine(options: argparse.Namespace, outlets: Outlets) -> int:
     import asyncio
 
     from tracer.studies import state_of
-    from tracer.targets import choose, find_targets
+    from tracer.targets import find_target
 
     if not outlets.wanted:
         _print(state_of(options.target), outlets)
         return 0
-    target = choose(find_targets(), options.target)
+    target = find_target(options.target)
     _say(f"watching {target.name}; Ctrl-C ends it")
 
     async def watch() -> None:
@@ -108,19 +109,9 @@ def _print(state: TraceState, outlets: Outlets) -> None:
 
 
 def _say(text: str) -> None:
-    from tracer.text import clean
+    from tracer.voice import Voice
 
-    print(clean(f"tracer: {text}"), file=sys.stderr, flush=True)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e7:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
-    return value
+    Voice().say(text)
 
 
 def add_commands(command: Command, wanted: str) -> None:
@@ -131,4 +122,4 @@ def add_commands(command: Command, wanted: str) -> None:
         "  tracer metrics vllm --otlp-metrics http://127.0.0.1:4318")  # fmt: skip
     one.add_argument("target", metavar="FILE|TARGET", help="a recorded trace, a pid, or a name as in attach --list")
     add_outlet_arguments(one)
-    one.add_argument("--seconds", type=_seconds, metavar="N", help="end after N seconds")
+    one.add_argument("--seconds", type=arguments.seconds, metavar="N", help="end after N seconds")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from tests.hardware.library import Library
+from tests.hardware.nvml_double import Library
 from tests.hardware.test_achieved import decoding
 from tests.metrics.exposed import scraped
 from tests.tui.timeline import ENGINE, HEADER, SOURCE, START

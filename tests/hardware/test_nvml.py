@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.hardware.library import Library, NVMLError
+from tests.hardware.nvml_double import Library, NVMLError
 from tracer.hardware.nvml import Gpu, Nvml
 
 FUNCTIONS = [name for name in vars(Library) if name.startswith("nvmlDeviceGet")]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tracer import arguments
 from tracer.analysis.diagnosis.case import Budget
 from tracer.analysis.diagnosis.clients import read_clients
 from tracer.analysis.diagnosis.engine import diagnose
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="as JSON on stdout")
     add("--baseline", metavar="FILE", help="a trace of when all was well: what is slower than there is found too")
     add("--clients", type=Path, metavar="FILE", help="what the clients measured, a JSON line each (demo --stopwatch)")
-    add("--seconds", type=_seconds, default=WATCH_S, metavar="N",
+    add("--seconds", type=arguments.seconds, default=WATCH_S, metavar="N",
         help=f"how long a live target is watched first (default {WATCH_S:g})")
     add("--fail-on", action="append", default=[], type=_matcher, metavar="RULE|STAGE",
         help="exit with 1 when such a finding is made (a rule, a stage's id or number, or any); may be repeated")
@@ -55,16 +56,6 @@ def run(options: argparse.Namespace, load_state: LoadState, budget: Budget | Non
         return Answer(diagnosis, diagnosis.exit_code(options.fail_on))
     except ValueError as error:  # `_matcher` lets none through; a caller's own options might
         raise AnalysisError(str(error)) from None
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no number of seconds above 0")
-    return value
 
 
 def _matcher(text: str) -> str:
