@@ -61,24 +61,26 @@ def serve(command: str, host: str, port: int, title: str, secret: str) -> None:
     class Guarded(Server):  # type: ignore[misc]
         """textual-serve with a guard before it, and without its logo."""
 
-        def initialize_logging(self) -> None:
-            logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-
         async def _make_app(self) -> Application:
             app: Application = await super()._make_app()
             app.middlewares.append(guard)
             return app
 
         async def on_startup(self, app: Application) -> None:
-            shown = f"[{host}]" if ":" in host else host
-            print(f"tracer: open http://{shown}:{port}/?secret={secret}", file=sys.stderr, flush=True)
-            if host not in ("127.0.0.1", "::1", "localhost"):
-                print("tracer: this is plain HTTP: whoever can listen on the network sees prompts and outputs; "
-                      f"safer: ssh -L {port}:127.0.0.1:{port} HOST", file=sys.stderr, flush=True)  # fmt: skip
+            """No logo. The address is said once it answers."""
 
         async def handle_index(self, request: Request) -> Any:
             # The page asks for its parts where it was opened, whatever name or tunnel led to it.
             self.public_url = f"http://{request.headers.get('Host', '')}"
             return await super().handle_index(request)
 
-    Guarded(command, host=host, port=port, title=title).serve()
+    def say(*_: object) -> None:
+        shown = f"[{host}]" if ":" in host else host
+        print(f"tracer: open http://{shown}:{port}/?secret={secret}", file=sys.stderr, flush=True)
+        if host not in ("127.0.0.1", "::1", "localhost"):
+            print("tracer: this is plain HTTP: whoever can listen on the network sees prompts and outputs; "
+                  f"safer: ssh -L {port}:127.0.0.1:{port} HOST", file=sys.stderr, flush=True)  # fmt: skip
+
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    # Run by aiohttp itself: it calls `print` when the port listens, textual-serve speaks before.
+    http.run_app(Guarded(command, host=host, port=port, title=title)._make_app(), host=host, port=port, print=say)
