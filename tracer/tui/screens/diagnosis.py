@@ -13,8 +13,8 @@ from textual.widget import Widget
 
 from tracer.state.view import RequestView
 from tracer.tui.listing import Query
-from tracer.tui.panel import Panel
-from tracer.tui.screens.base import FrameScreen, column
+from tracer.tui.screens.base import column
+from tracer.tui.screens.cards import CardScreen
 from tracer.tui.theme import Look
 from tracer.tui.widgets.banner import Banner
 from tracer.tui.widgets.exhibit_card import ExhibitCard, wanted
@@ -22,23 +22,21 @@ from tracer.tui.widgets.finding_card import FindingCard, OpenCard
 from tracer.tui.widgets.finding_list import FindingList
 from tracer.tui.widgets.key_bar import Key
 from tracer.tui.widgets.scroll_card import ScrollCard
-from tracer.tui.widgets.tab_line import TabLine
 from tracer.tui.widgets.touched_card import TouchedCard
 from tracer.tui.widgets.verdict_line import VerdictLine
 
 if TYPE_CHECKING:
     from tracer.analysis.diagnosis import Finding
 
-CARDS_FROM = Size(104, 30)
-"""Screens at least this large show all cards; on smaller ones one at a time, chosen on the tab line."""
 CARDS_EVERY = 5
 """Frames between updates of the cards while nothing new was found: only a request's figures can have changed."""
 
 
-class DiagnosisScreen(FrameScreen):
+class DiagnosisScreen(CardScreen):
     """See the module. The list has the focus at the start."""
 
     NAME = "Diagnosis"
+    CARDS_FROM = Size(104, 30)
     AUTO_FOCUS = "#findings"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "up", show=False),
@@ -62,9 +60,10 @@ class DiagnosisScreen(FrameScreen):
         self.evidence = ExhibitCard(look)
         self.touched = TouchedCard(look)
         self.open = OpenCard(look)
-        self.cards: tuple[Panel, ...] = (self.finding, self.evidence, self.touched, self.open)
-        self.card = 0
-        self.tabs = TabLine(look, ("what", "evidence", "requests", "can't tell"))
+        self.hold(
+            (self.finding, self.evidence, self.touched, self.open),
+            ("what", "evidence", "requests", "can't tell"),
+        )
         self._drawn: object = None
         self._heights: tuple[object, ...] = ()
 
@@ -78,9 +77,6 @@ class DiagnosisScreen(FrameScreen):
         yield self.key_bar
 
     # --- layout
-
-    def _all_cards(self, size: Size) -> bool:
-        return size.width >= CARDS_FROM.width and size.height >= CARDS_FROM.height
 
     def tiles(self, size: Size) -> Mapping[Widget, Region]:
         """Verdict, list, and below them all cards in two columns, or the one that was chosen."""
@@ -100,7 +96,7 @@ class DiagnosisScreen(FrameScreen):
         rows = min(self.list.wanted(), max(3, main // 3))
         regions.update(column(0, top, width, [(self.list, rows)]))
         top, main = top + rows, main - rows
-        if self._all_cards(size):
+        if self.all_cards(size):
             regions.update(self._two_columns(width, top, main))
             return regions
         self._edge(False, titled=main < 3)
@@ -184,7 +180,7 @@ class DiagnosisScreen(FrameScreen):
             keys.append(Key("Enter", "open", "open"))
             if self.tracer.evidence is not None:
                 keys.append(Key("e", "export evidence", "export"))
-        if not self._all_cards(self.size):
+        if not self.all_cards(self.size):
             keys.append(Key("c", "card", "card(1)"))
         keys += [
             Key("Tab", "focus", "app.focus_next"), Key("m", "maximise", "maximise", self.maximised_panel is not None),
@@ -212,25 +208,9 @@ class DiagnosisScreen(FrameScreen):
         room = max(1, focused.size.height - 2) if focused is not None else 1
         self.action_move(pages * room)
 
-    def action_card(self, steps: int) -> None:
-        """Another card, where one is shown at a time."""
-        self.card = (self.card + steps) % len(self.cards)
-        if isinstance(self.focused, Panel) and self.focused in self.cards:
-            self.set_focus(self.cards[self.card])
-        self.place()
-
-    def on_tab_line_chosen(self, message: TabLine.Chosen) -> None:
-        """A card was clicked."""
-        self.card = message.index
-        self.place()
-
-    def action_leave(self) -> None:
-        """Put a maximised part back, or go back to the Live screen."""
-        if self.maximised_panel is not None:
-            self.maximised_panel = None
-            self.place()
-        else:
-            self.tracer.action_tab(1)
+    def leave(self) -> None:
+        """Go back to the Live screen."""
+        self.tracer.action_tab(1)
 
     @on(FindingList.Opened)
     @on(TouchedCard.Opened)

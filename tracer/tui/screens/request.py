@@ -12,8 +12,8 @@ from textual.widget import Widget
 
 from tracer.state.view import EngineView, RequestDetail, RequestView, Snapshot
 from tracer.tui.listing import Query
-from tracer.tui.panel import Panel
-from tracer.tui.screens.base import FrameScreen, column, split
+from tracer.tui.screens.base import column, split
+from tracer.tui.screens.cards import CardScreen
 from tracer.tui.theme import Look
 from tracer.tui.widgets.banner import Banner
 from tracer.tui.widgets.context_strip import engines_of
@@ -22,19 +22,17 @@ from tracer.tui.widgets.itl_card import ItlCard
 from tracer.tui.widgets.key_bar import Key
 from tracer.tui.widgets.request_head import RequestHead
 from tracer.tui.widgets.stage_table import StageTable
-from tracer.tui.widgets.tab_line import TabLine
 from tracer.tui.widgets.text_card import TextCard, facts_of
 
-CARDS_FROM = Size(110, 34)
-"""Screens at least this large show all cards; on smaller ones one at a time, chosen on the tab line."""
 CARDS_EVERY = 3
 """Frames between updates of the cards."""
 
 
-class RequestScreen(FrameScreen):
+class RequestScreen(CardScreen):
     """See the module. It follows its request while it runs."""
 
     NAME = "Request"
+    CARDS_FROM = Size(110, 34)
     AUTO_FOCUS = "#stages"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,backspace", "leave", "back", show=False),
@@ -65,11 +63,10 @@ class RequestScreen(FrameScreen):
         self.decode = DecodeCard(look)
         self.shapes = ShapesCard(look)
         self.holdings = HoldingsCard(look)
-        self.cards: tuple[Panel, ...] = (
-            self.prompt, self.output, self.itl, self.decode, self.shapes, self.holdings,
-        )  # fmt: skip
-        self.card = 0
-        self.tabs = TabLine(look, ("prompt", "output", "ITL", "decode", "shapes", "blocks"))
+        self.hold(
+            (self.prompt, self.output, self.itl, self.decode, self.shapes, self.holdings),
+            ("prompt", "output", "ITL", "decode", "shapes", "blocks"),
+        )
 
     def compose(self) -> ComposeResult:
         """All parts."""
@@ -81,9 +78,6 @@ class RequestScreen(FrameScreen):
         yield self.key_bar
 
     # --- layout
-
-    def _all_cards(self, size: Size) -> bool:
-        return size.width >= CARDS_FROM.width and size.height >= CARDS_FROM.height
 
     def tiles(self, size: Size) -> Mapping[Widget, Region]:
         """Head, stages, and below them all cards in two columns, or the one that was chosen."""
@@ -104,7 +98,7 @@ class RequestScreen(FrameScreen):
         stages = min(stages, main)
         rest = main - stages
         regions.update(column(0, top, width, [(self.stages, stages)]))
-        if self._all_cards(size):
+        if self.all_cards(size):
             regions.update(self._two_columns(width, top + stages, rest))
             return regions
         self._edge(False)
@@ -206,7 +200,7 @@ class RequestScreen(FrameScreen):
             Key("p", "previous", "neighbour(-1)"), Key("x", f"axis {self.stages.scale.value}", "scale"),
             Key("Tab", "focus", "app.focus_next"),
         ]  # fmt: skip
-        if not self._all_cards(self.size):
+        if not self.all_cards(self.size):
             keys.append(Key("c", "card", "card(1)"))
         keys += [
             Key("Space", "pause", "app.pause", self.tracer.lens.paused),
@@ -217,13 +211,9 @@ class RequestScreen(FrameScreen):
 
     # --- what the user does
 
-    def action_leave(self) -> None:
-        """Put a maximised part back, or go back to the list."""
-        if self.maximised_panel is not None:
-            self.maximised_panel = None
-            self.place()
-        else:
-            self.dismiss()
+    def leave(self) -> None:
+        """Go back to the list."""
+        self.dismiss()
 
     def action_move(self, rows: int) -> None:
         """Scroll the focused text, or select a stage."""
@@ -246,18 +236,6 @@ class RequestScreen(FrameScreen):
         """The next scale of the axis."""
         self.stages.scale = self.stages.scale.next
         self.redraw()
-
-    def action_card(self, steps: int) -> None:
-        """Another card, where one is shown at a time."""
-        self.card = (self.card + steps) % len(self.cards)
-        if isinstance(self.focused, Panel) and self.focused in self.cards:
-            self.set_focus(self.cards[self.card])
-        self.place()
-
-    def on_tab_line_chosen(self, message: TabLine.Chosen) -> None:
-        """A card was clicked."""
-        self.card = message.index
-        self.place()
 
     def action_neighbour(self, steps: int) -> None:
         """The request before or after this one in the list."""
