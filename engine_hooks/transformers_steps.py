@@ -427,10 +427,14 @@ def _offset(at: int, begin: int) -> int:
 
 
 def finish_reason(state: Any) -> tuple[str, str]:
-    """(reason, error) of a request that the engine ended, in the words of the OpenAI API."""
+    """(reason, error) of a request that the engine ended, in the words of the OpenAI API.
+
+    An end token that is also the last one allowed is "length", as the server tells its client (vLLM says "stop").
+    """
     if state.error is not None:
         return "failed", str(state.error)[:500]
     tokens = state.generated_tokens
-    if tokens and tokens[-1] in state._eos_token_ids:
+    allowed = state.max_new_tokens
+    if tokens and tokens[-1] in state._eos_token_ids and (allowed is None or len(tokens) < allowed):
         return "stop", ""
     return "length", ""

@@ -87,7 +87,7 @@ def shared_prefix(clients: Clients) -> None:
 def loaded(clients: Clients) -> None:
     for number in range(24):
         clients.come(f"{DOCUMENT[number % len(DOCUMENT)]}\n\nTell me more about this, part {number}.", 24 + number)
-        time.sleep(0.25)
+        time.sleep(0.1)
     clients.wait()
 
 

@@ -48,6 +48,7 @@ class Stopwatch:
     last: int
     tokens: int
     text: str
+    reason: str | None
 
 
 sent_at: contextvars.ContextVar[list[int]] = contextvars.ContextVar("sent_at")
@@ -62,7 +63,7 @@ async def ask(client: openai.AsyncOpenAI, model: str, question: str, limit: int,
     sent: list[int] = []
     sent_at.set(sent)
     first = last = tokens = 0
-    rid, text = "", ""
+    rid, text, reason = "", "", None
     stream = await client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": question}], max_tokens=limit, stream=True, **more
     )
@@ -72,10 +73,12 @@ async def ask(client: openai.AsyncOpenAI, model: str, question: str, limit: int,
         if chunk.choices and chunk.choices[0].delta.content:
             first = first or now
             text += chunk.choices[0].delta.content
+        if chunk.choices:
+            reason = chunk.choices[0].finish_reason or reason
         if chunk.usage:
             tokens = chunk.usage.completion_tokens
         last = now
-    return Stopwatch(rid, sent[0], first, last, tokens, text)
+    return Stopwatch(rid, sent[0], first, last, tokens, text, reason)
 
 
 def client_of(server: Server) -> openai.AsyncOpenAI:
@@ -117,6 +120,21 @@ class Lateness:
     def ms(self) -> float:
         """The 90th percentile so far."""
         return statistics.quantiles(self._late, n=10)[-1]
+
+
+async def test_a_request_ends_with_the_reason_that_its_client_was_told(server: Server) -> None:
+    """Also where the end token comes as the last one allowed: the server calls that "length"."""
+    client = client_of(server)
+    with server.collect() as collector:
+        whole = await ask(client, server.model, "Say hello.", 64, temperature=0)
+        short = await ask(client, server.model, "Say hello.", whole.tokens - 1, temperature=0)
+        exact = await ask(client, server.model, "Say hello.", whole.tokens, temperature=0)
+        collector.stop()
+    assert whole.reason == "stop", "the question is answered within 64 tokens"
+    assert exact.tokens == whole.tokens
+    views = list(folded(collector).snapshot().requests)
+    for watch in (whole, short, exact):
+        assert view(views, watch.rid).finish_reason == watch.reason
 
 
 async def test_one_after_another_the_clients_stopwatch_agrees(server: Server) -> None:

@@ -91,6 +91,13 @@ TOKENS_FULL: Final = _row(
     "TOKENS_FULL", admission.TOKENS_FULL, "of the token budget",
     "chunks are cut to the budget, so a full step is ≥ 0.9",
 )  # fmt: skip
+LIMIT_TURNS: Final = _row(
+    "LIMIT_TURNS", 0.25, "of the waiting time",
+    "a limit that is reached for less of it explains little; half is the limit",
+)  # fmt: skip
+LIMIT_SELDOM: Final = _row(
+    "LIMIT_SELDOM", 0.1, "of the waiting time", "cases: KV at 9.5-17.6 % is never short; a burst may touch it once"
+)
 BLOCKED_S: Final = _row("BLOCKED_S", 2, "s", "the longest honest pause between steps while requests wait (STALL_NS)")
 NEVER_S: Final = _row("NEVER_S", 1, "s", "arithmetic decides; the second keeps a request in flight from being judged")
 HOP_SHARE: Final = _row("HOP_SHARE", 0.6, "of queue time", "then the way to the queue is the wait, not the queue")

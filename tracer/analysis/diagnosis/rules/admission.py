@@ -234,13 +234,23 @@ def _explain(evidence: Evidence, engine: EngineFacts, episodes: Sequence[Kept]) 
             confidence=0.9, load=max(factor, _relief(engine, used)), **common,
         )]  # fmt: skip
     limits = _limit_words(engine, used)
+    turns = _turns(engine, used)
+    if not limits and turns and not sustained:
+        name, check = (KV, "more KV blocks") if used.kv == max(used.kv, used.tokens, used.slots) else (
+            SLOTS, "raise the limit that is named")
+        return [found(
+            evidence, name, Stage.ADMISSION, f"{wait}: {turns}",
+            check=f"{check} first; lifting one limit alone moves the wait to the next", confidence=0.7, **common,
+        )]  # fmt: skip
+    if turns and not limits:
+        limits = f"; {turns}"
     if sustained:
         return [found(
             evidence, OVER, Stage.ADMISSION, f"over capacity: {load}; {wait}{limits}",
             check="shed or spread load, or add an engine; a larger batch only helps while ITL may still grow",
             confidence=0.9, load=factor, **common,
         )]  # fmt: skip
-    if used.kv_known or used.slots >= 0.5 or used.tokens >= 0.5:
+    if (used.kv_known and used.kv < limit.LIMIT_SELDOM) or used.slots >= 0.5 or used.tokens >= 0.5:
         return [found(
             evidence, SLOTS, Stage.ADMISSION,
             f"{wait}{limits or ': the limit is sequences or tokens a step, not KV'}"
@@ -248,6 +258,9 @@ def _explain(evidence: Evidence, engine: EngineFacts, episodes: Sequence[Kept]) 
             check="the limits on sequences and tokens a step (max-num-seqs, max-batch-tokens)",
             confidence=0.85 if limits else 0.7, **common,
         )]  # fmt: skip
+    if used.kv_known:
+        return [CannotTell(SLOTS, f"{wait}; no limit of {engine.title} is reached for most of that time",
+                           "for longer, while requests wait", Stage.ADMISSION, symptom=True)]  # fmt: skip
     return [CannotTell(
         SLOTS, f"{wait}; the trace holds neither KV gauges nor batch limits of {engine.title}",
         "with hooks in the engine's core", Stage.ADMISSION, symptom=True,
@@ -349,6 +362,16 @@ def _limit_words(engine: EngineFacts, used: Used) -> str:
     if used.tokens >= 0.5:
         return f"; the budget of {engine.max_batch_tokens:,} tokens a step is used up"
     return ""
+
+
+def _turns(engine: EngineFacts, used: Used) -> str:
+    """Limits that were reached for a part of the waiting time each, the longest first, in words; empty without any."""
+    reached = sorted(
+        [(used.kv, "KV blocks"), (used.slots, f"the {engine.max_batch:,} batch slots"),
+         (used.tokens, f"the budget of {engine.max_batch_tokens:,} tokens a step")], reverse=True,
+    )  # fmt: skip
+    named = [f"{name} {share:.0%} of the time" for share, name in reached if share >= limit.LIMIT_TURNS]
+    return f"{'limits take turns: ' if len(named) > 1 else ''}{', '.join(named)}"
 
 
 def _gauges(engine: EngineFacts, kept: Kept) -> list[Exhibit]:
