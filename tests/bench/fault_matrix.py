@@ -11,7 +11,7 @@ the suffix ``.jsonl``); a later call goes on until every fault has `--repeat` ru
 
 A run is right when each fault that is in it is named by one of the findings that it stands for; wrong findings are
 counted: any other, but for a machine that really is loaded. Whether it is, is measured apart from the trace: the CPU
-time of all other programs from /proc. A fault with a begin (``slow-sampler@15``) is also compared with the instant at
+time of all other programs from /proc, without those of the idle class (SCHED_IDLE), which give way at once. A fault with a begin (``slow-sampler@15``) is also compared with the instant at
 which it says on stderr that it began.
 """
 
@@ -98,7 +98,8 @@ class Outcome:
 
 
 class Cpu:
-    """CPU time of the machine and of this process with all its children, in s."""
+    """CPU time of the machine, and of the processes that take none from the engine: this one with all its children,
+    and those of the idle class; in s."""
 
     def __init__(self) -> None:
         self._own: dict[int, float] = {}
@@ -111,7 +112,7 @@ class Cpu:
         return (sum(map(int, words[:8])) - int(words[3]) - int(words[4])) / os.sysconf("SC_CLK_TCK")
 
     def _look(self) -> dict[int, float]:
-        """CPU time of each process of ours, now or when it was last seen."""
+        """CPU time of each process that takes none from the engine, now or when it was last seen."""
         parents: dict[int, int] = {}
         times: dict[int, float] = {}
         for path in Path("/proc").glob("[0-9]*/stat"):
@@ -120,6 +121,8 @@ class Cpu:
                 pid = int(path.parent.name)
                 parents[pid] = int(fields[1])
                 times[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                if int(fields[38]) == os.SCHED_IDLE:
+                    self._own.setdefault(pid, 0.0)
         for pid, used in times.items():
             at: int | None = pid
             while at is not None and at != os.getpid():
@@ -259,7 +262,8 @@ def page(outcomes: list[Outcome]) -> str:
         "Written by `tests/bench/fault_matrix.py` from real runs: every fault of [the lab](diagnosis.md#the-fault-lab) "
         "on a real engine, on a CPU with two cores, diagnosed at the end of the run. A number says in how many runs a "
         "finding was made; one in bold is a right answer. The machine was shared: where other programs took more than "
-        "half a core, the finding that it is short of CPU is true and is not counted.", "",
+        "half a core, the finding that it is short of CPU is true and is not counted. Programs of the idle class "
+        "(`SCHED_IDLE`), which give way at once, are not among the others.", "",
     ]  # fmt: skip
     for engine in LAUNCHERS:
         mine = [outcome for outcome in outcomes if outcome.engine == engine]
