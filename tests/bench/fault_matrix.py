@@ -11,8 +11,8 @@ the suffix ``.jsonl``); a later call goes on until every fault has `--repeat` ru
 
 A run is right when each fault that is in it is named by one of the findings that it stands for; wrong findings are
 counted: any other, but for a machine that really is loaded. Whether it is, is measured apart from the trace: the CPU
-time of all other programs from /proc, without those of the idle class (SCHED_IDLE), which give way at once. A fault with a begin (``slow-sampler@15``) is also compared with the instant at
-which it says on stderr that it began.
+time of all other programs from /proc, without those of the idle class (SCHED_IDLE), which give way at once. A fault
+with a begin (``slow-sampler@15``) is also compared with the instant at which it says on stderr that it began.
 """
 
 from __future__ import annotations
