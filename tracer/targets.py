@@ -104,11 +104,13 @@ def _eldest(found: Found, there: dict[tuple[str, int], Found]) -> Found:
 
 
 def choose(targets: Sequence[Target], wanted: str) -> Target:
-    """The target called `wanted`: a name or its beginning, a pid, a socket, or a part of a process's title.
+    """The target called `wanted`: a name or its beginning, a pid (of `tracer run` too, which ends the name of what it
+    runs), a socket, or a part of a process's title.
 
     Raises TargetError when there is none or more than one.
     """
-    exact = [target for target in targets if wanted == target.name or wanted in map(_pid, target.processes)]
+    exact = [target for target in targets if wanted in (target.name, *map(_pid, target.processes))
+             or (wanted.isdecimal() and target.name.endswith("-" + wanted))]  # fmt: skip
     sockets = [target for target in targets if any(_is_path(wanted, found.path) for found in target.processes)]
     loose = [target for target in targets if target.name.startswith(wanted) or any(
         wanted.lower() in _title(found).lower() for found in target.processes)]  # fmt: skip

@@ -93,12 +93,12 @@ def test_attach_needs_a_terminal(tracer: Commands, engine: subprocess.Popen[str]
     assert "tracer show" in done.stderr
 
 
-@pytest.mark.parametrize("how", ["pid", "name", "beginning", "title", "socket"])
+@pytest.mark.parametrize("how", ["pid", "run", "name", "beginning", "title", "socket"])
 def test_show_finds_an_engine_by(tracer: Commands, engine: subprocess.Popen[str], how: str) -> None:
     (socket,) = tracer.sockets.glob("run-*/*.sock")
     name = socket.parent.name.removeprefix("run-")
-    wanted = {"pid": pid_of_engine(tracer), "name": name, "beginning": name[:6], "title": "TINYengine",
-              "socket": str(socket)}[how]  # fmt: skip
+    wanted = {"pid": pid_of_engine(tracer), "run": name.rpartition("-")[2], "name": name, "beginning": name[:6],
+              "title": "TINYengine", "socket": str(socket)}[how]  # fmt: skip
     done = tracer.run("show", wanted, "--json")
     assert done.returncode == 0, done.stderr
     ids = [request["id"] for request in json.loads(done.stdout)["requests"]]
