@@ -94,6 +94,13 @@ def test_a_step_that_grows_with_the_batch_is_past_the_ridge() -> None:
     assert finding.stage is Stage.DECODE and "past the ridge" in finding.statement
 
 
+def test_a_step_that_grows_with_the_work_of_its_streams_is_not_past_the_ridge() -> None:
+    """Tokens are handed out in the engine's own process, 1 ms of Python each: the batch itself is not the cause."""
+    lab = Lab(decode_ms=lambda batch, context: 2 + 2.0 * batch, max_batch=256, work_ms=lambda t, index: 1.0)
+    asks = [*(Ask(0.5 * n, 60, 60) for n in range(40)), *(Ask(25 + 0.02 * n, 60, 100) for n in range(60))]
+    assert "batch-past-ridge" not in told(lab.play(asks))
+
+
 def test_longer_outputs_in_a_closed_loop_are_no_decode_fault() -> None:
     """Closed loop of 32, output 1 then 512."""
     asks = [Ask(0.35 * n, 300, 1) for n in range(60)] + [Ask(25 + 0.35 * n, 300, 400) for n in range(60)]

@@ -219,6 +219,11 @@ BATCH_PART: Final = _row(
     "BATCH_PART", 0.5, "of the step",
     "grows with the batch: the ridge; cases: 0.25 at batch 32 is no fault",
 )  # fmt: skip
+BATCH_HOST: Final = _row(
+    "BATCH_HOST", 0.4, "of what the step grew by",
+    "is Python work on more streams in the engine's own process: no ridge; fault lab: 0.7 to 0.8 with slow streams, "
+    "0.02 to 0.2 without",
+)  # fmt: skip
 ITL_MS: Final = _row("ITL_MS", 10, "ms", "an ITL that grew by less is not read as slower")
 HOST_SHARE: Final = _row("HOST_SHARE", 0.4, "of ITL", "vLLM 0.7 had 2.3 of 10.6 ms (0.22) and was called host-bound")
 HOST_MS: Final = _row("HOST_MS", 2, "ms a step", "below it the share is a tiny model's, not a fault")

@@ -176,6 +176,9 @@ def _ridge(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     slope, fit = _line(sizes, took)
     if fit < limit.CONTEXT_FIT or slope * median(sizes[many]) < limit.BATCH_PART * long:
         return []  # most of the step is still the read of the weights
+    more = median(sizes[many]) - median(sizes[few])
+    if _handing_out(evidence, engine) * more >= limit.BATCH_HOST * (long - short):
+        return []  # the step grows because it shares its interpreter with each stream's work
     hit = np.flatnonzero(sizes > low)
     excess = np.maximum(took[hit] - short, 0)
     begin, end = int(table.begin[plain[hit[0]]]), int(table.end[plain[hit[-1]]])
@@ -188,6 +191,14 @@ def _ridge(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
         affected=_during(engine, begin, end), engine=engine,
         exhibits=[Exhibit("step", "ms", _binned(sizes, took / NS_PER_MS), "by batch size")],
     )]  # fmt: skip
+
+
+def _handing_out(evidence: Evidence, engine: EngineFacts) -> float:
+    """ns of Python work on a token in the engine's own process; 0 where a front end of its own hands tokens out."""
+    if any(front.role != "worker" for front in evidence.fronts):
+        return 0.0
+    streams = [r for r in engine.requests if r.streamed and r.sent_tokens > 0 and r.sent_work >= 0]
+    return sum(r.sent_work for r in streams) / max(1, sum(r.sent_tokens for r in streams))
 
 
 # --- host overhead ---------------------------------------------------------------------------------------------------
