@@ -129,10 +129,11 @@ def test_preemptions_of_a_cache_that_is_too_small_are_told_with_their_cost() -> 
     assert finding.stage is Stage.ADMISSION and "KV at" in finding.statement
 
 
-def test_preemptions_beside_a_longer_queue_for_the_same_blocks_are_one_finding() -> None:
+def test_preemptions_and_the_longer_queue_for_the_same_blocks_are_one_finding() -> None:
+    """97 preemptions of 50 requests: what is admitted cannot grow to its end, however many wait beside it."""
     state = Lab(blocks=60).play([Ask(4 * t, 100, 250) for t in range(15) for _ in range(4)])
-    finding = only(state, "kv-blocks")
-    assert any("preemptions" in text for text in finding.explains)
+    finding = only(state, "preemption")
+    assert any("KV blocks are used up" in text for text in finding.explains)
 
 
 def test_one_preemption_is_nobodys_fault() -> None:

@@ -31,7 +31,7 @@ _ABSORBS: Final[Mapping[str, frozenset[str]]] = {
     "admission-blocked": _QUEUES | {"clients-hang-up"},
     "unequal-engines": _QUEUES,
     "preemption": frozenset({"kv-blocks", "prefix-evicted", "prefix-no-hit", "batch-limit", "over-capacity"}),
-    "kv-blocks": frozenset({"preemption", "prefix-evicted", "prefix-no-hit"}),
+    "kv-blocks": frozenset({"prefix-evicted", "prefix-no-hit"}),
     "prefix-differs": frozenset({"prefix-no-hit", "prefix-evicted", "reuse-stopped"}),
     "prefix-no-hit": frozenset({"reuse-stopped"}),
     "long-prompt": frozenset({"tenant-prompts", "longer-prompts"}),
@@ -59,8 +59,6 @@ _NO_STAGE: Final[Mapping[str, str]] = {
 }
 """What the verdict calls the place of a finding that is in no stage."""
 
-_MERE_PREEMPTION: Final = 0.2
-"""Share of the time in the queue for blocks below which preemptions are only told beside it."""
 _NEVER: Final = 1 << 62
 
 
@@ -184,15 +182,8 @@ def _weight(finding: Finding) -> tuple[bool, float]:
 
 
 def _absorbs(cause: Finding, effect: Finding) -> bool:
-    """Whether `effect` is a consequence of `cause`. A lack of blocks that preempts is told as preemption, unless that
-    is the least of it."""
-    if effect.rule not in _ABSORBS.get(cause.rule, ()) or not _coincide(cause, effect):
-        return False
-    if (cause.rule, effect.rule) == ("kv-blocks", "preemption"):
-        return effect.lost_ms < _MERE_PREEMPTION * cause.lost_ms
-    if (cause.rule, effect.rule) == ("preemption", "kv-blocks"):
-        return cause.lost_ms >= _MERE_PREEMPTION * effect.lost_ms
-    return True
+    """Whether `effect` is a consequence of `cause`."""
+    return effect.rule in _ABSORBS.get(cause.rule, ()) and _coincide(cause, effect)
 
 
 def _coincide(cause: Finding, effect: Finding) -> bool:
