@@ -100,8 +100,9 @@ def attach(options: argparse.Namespace) -> int:
 def _attach(target: Target | RemoteTarget, options: argparse.Namespace) -> int:
     from tracer.outlets import Outlets
     from tracer.screen import show_live
+    from tracer.voice import Voice
 
-    outlets = Outlets.open(options, lambda text: print(f"tracer: {text}", file=sys.stderr))
+    outlets = Outlets.open(options, Voice().say)
     try:
         return show_live(target.sources(), target.name, slo=options.slo, outlets=outlets)
     finally:
@@ -275,7 +276,9 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        from tracer.text import clean
+
+        self.exit(2, f"{self.prog}: {clean(message)} (see {self.prog} --help)\n")
 
 
 def _fault(text: str) -> Any:
