@@ -185,7 +185,7 @@ def _headless(this: Any, options: argparse.Namespace) -> int:
 
     from tracer.headless import attend
 
-    outcome = asyncio.run(attend(this, options.seconds, options.slo))
+    outcome = asyncio.run(attend(this, options.seconds, options.slo, with_text=options.with_text))
     if not this.traced:
         this.say(this.untraced)
     facts = {"name": this.name, "command": this.job.title, "exit_code": outcome.exit_code,

@@ -73,7 +73,9 @@ def observed(target: str, seconds: float = 30.0) -> TraceState:
 
         chosen = find_target(target)
         print(f"tracer: watching {clean(chosen.name)} for {seconds:g} s", file=sys.stderr)
-        watched = asyncio.run(watch_for(chosen.sources(), seconds, ObservedState()))
+        watched = ObservedState()
+        watched.quotes = False
+        asyncio.run(watch_for(chosen.sources(), seconds, watched))
         if not watched.sources:
             raise TargetError(f"{target} did not tell anything within {seconds:g} s")
         return watched

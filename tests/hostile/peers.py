@@ -15,7 +15,7 @@ from typing import Final
 
 from tests.hostile.doors import STEERING, check_sent
 from tests.hostile.payloads import MARK, stream
-from tests.tui.stage import CapturingDriver, flushed
+from tests.tui.stage import CapturingDriver, settle
 from tracer.bus import Bus
 from tracer.events import SourceGone
 from tracer.intake import Delivery, Intake
@@ -105,14 +105,14 @@ async def _walk(app: TracerApp, pick: random.Random, size: tuple[int, int]) -> N
     async with app.run_test(headless=False, size=size, notifications=True) as pilot:
         driver = app._driver
         assert isinstance(driver, CapturingDriver)
-        await flushed(pilot)
+        await settle(pilot)
         for key in (*KEYS[begin:], *KEYS[:begin]):
             await pilot.press(key)
             app.tick()
             await pilot.pause()
             check_sent(driver.sent)
             driver.sent = ""
-        assert app.is_running
+        assert app.is_running, f"it ended: {app._exception!r}"
     assert app.return_code in (0, None)
 
 
