@@ -1,9 +1,10 @@
 """Hostile files and frames, ten thousand: `python -m tests.bench.hostile [--count 10000] [--seed S] [--screens 60]`.
 
-Half are files given to commands (show, diagnose, compare, export, metrics with alerts, budget, import), half are streams
-of frames as a hostile peer would send them, folded and printed; some of these go on live screens, some recordings into a
-replay, and some peers sit at real sockets. Each must be shown as text or refused in a line of its own: exit 0 or 2, no
-traceback, no character that steers a terminal. A case that does not hold is told with its seed, and the exit code is 1.
+Half are files given to commands (show, diagnose, compare, export, metrics with alerts, budget, import), half are
+streams of frames as a hostile peer would send them, folded and printed; some of these go on live screens, some
+recordings into a replay, and some peers sit at real sockets. Each must be shown as text or refused in a line of its
+own: exit 0 or 2, no traceback, no character that steers a terminal. A case that does not hold is told with its seed,
+and the exit code is 1.
 The tests (`tests/hostile`) do a sample of it.
 """
 
@@ -72,11 +73,17 @@ def main() -> int:
             if number % 500 == 499:
                 print(f"  {sum(tally.tried.values()):,} tried, {time.process_time() - begin:.0f} s CPU", flush=True)
         for number in range(left - left // 2):
-            tally.case("stream folded and printed", f"{options.seed} stream {number}",
-                       lambda number=number: _fold(f"{options.seed} stream {number}"))  # type: ignore[misc]
+            tally.case(
+                "stream folded and printed",
+                f"{options.seed} stream {number}",
+                lambda number=number: _fold(f"{options.seed} stream {number}"),
+            )  # type: ignore[misc]
     for what, count in tally.tried.items():
-        ends = ", ".join(f"{count:,} × {end.partition(': ')[2]}" for end, count in sorted(tally.ended.items())
-                         if end.startswith(f"{what}: "))  # fmt: skip
+        ends = ", ".join(
+            f"{count:,} × {end.partition(': ')[2]}"
+            for end, count in sorted(tally.ended.items())
+            if end.startswith(f"{what}: ")
+        )
         print(f"{what}: {count:,} ({ends})")
     print(f"{sum(tally.tried.values()):,} tried, {tally.wrong} did not hold, {time.process_time() - begin:.0f} s CPU")
     return 1 if tally.wrong else 0
@@ -120,8 +127,13 @@ def sockets(tally: Tally, seed: int, folder: Path) -> None:
     """Peers at real sockets, listed and shown by the commands."""
     peers = Peers(folder, some_streams(random.Random(f"{seed} sockets"), 60), os.getpid())
     try:
-        for number, arguments in enumerate([["attach", "--list"], ["doctor"], *(["show", str(path), *(["--json"] * (n % 2))]
-                                            for n, path in enumerate(peers.paths))]):  # fmt: skip
+        for number, arguments in enumerate(
+            [
+                ["attach", "--list"],
+                ["doctor"],
+                *(["show", str(path), *(["--json"] * (n % 2))] for n, path in enumerate(peers.paths)),
+            ]
+        ):
             tally.case("peer at a socket", f"{seed} sockets {number}", lambda arguments=arguments: _run(arguments))  # type: ignore[misc]
     finally:
         peers.close()

@@ -32,14 +32,21 @@ def main() -> None:
     """Go the path and say how long each stretch took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cold", action="store_true")
-    parser.add_argument("--tests", type=int, default=60, help="tests that must pass before the second command is stopped")
+    parser.add_argument(
+        "--tests", type=int, default=60, help="tests that must pass before the second command is stopped"
+    )
     options = parser.parse_args()
-    env = {name: value for name, value in os.environ.items()
-           if not name.startswith(("PYTHON", "TRACER", "VIRTUAL", "COLUMNS", "LINES"))}  # fmt: skip
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "TRACER", "VIRTUAL", "COLUMNS", "LINES"))
+    }
     env |= {"TERM": "xterm-256color", **({"PIP_NO_CACHE_DIR": "1"} if options.cold else {})}
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "tracer")
-    print(f"the model's folder: {'there' if any(cache.glob('*mol*')) else 'not there'}; pip's cache: "
-          f"{'not used' if options.cold else 'used'}")  # fmt: skip
+    print(
+        f"the model's folder: {'there' if any(cache.glob('*mol*')) else 'not there'}; pip's cache: "
+        f"{'not used' if options.cold else 'used'}"
+    )
     with tempfile.TemporaryDirectory(prefix="stranger-") as name:
         begin = time.monotonic()
 
@@ -68,8 +75,16 @@ def main() -> None:
         finally:
             shown.close()
         lap("ended by q")
-        running = subprocess.Popen(f"{second} -p no:cacheprovider", shell=True, cwd=clone, env=env, text=True,
-                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
+        running = subprocess.Popen(
+            f"{second} -p no:cacheprovider",
+            shell=True,
+            cwd=clone,
+            env=env,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         passed, told = 0, ""
         assert running.stdout is not None
         while passed < options.tests and (character := running.stdout.read(1)):

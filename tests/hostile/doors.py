@@ -1,7 +1,7 @@
 """The doors through which outside bytes come in: each command in this process, and the screens on a captured terminal.
 
-Whatever comes in, a command exits with 0 or 2, says why in lines of its own, shows no traceback, and prints no character
-that steers a terminal; a screen sends its own sequences and text, nothing else.
+Whatever comes in, a command exits with 0 or 2, says why in lines of its own, shows no traceback, and prints no
+character that steers a terminal; a screen sends its own sequences and text, nothing else.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from tests.hostile.payloads import MARK
 from tracer.cli import main
 from tracer.text import clean
 
-STEERING: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\xad\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u206f\ufeff]")
+STEERING: Final = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\xad\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u206f\ufeff]"
+)
 """What no line for people holds, said here again: a hole in `tracer.text` must not be a hole in its test."""
 OWN: Final = re.compile(
     r"\x1b\[(?!666)[0-9;]*[mHKJABCDG]|\x1b\[\?[0-9;]+[hlu]|\x1b\]22;[a-z]*\x07|\x1b\[[<>=][0-9;]*[uct]?|\x1b\[\?[0-9;]+\$p"
     r"|\x1b\[[0-9;]*[ct]|\r|\n"
 )
-"""Sequences that a screen itself writes: styles, cursor, modes, the shape of the pointer, questions about the terminal."""
+"""Sequences that a screen itself writes: styles, cursor, modes, the pointer's shape, questions about the terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,10 @@ class Outcome:
 
 def run(arguments: Sequence[str]) -> Outcome:
     """Run ``tracer ARGUMENTS`` here, its output in files that are no terminal, as strict as real ones."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=how, write_through=True)
-                for how in ("strict", "backslashreplace"))  # fmt: skip
+    out, err = (
+        io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=how, write_through=True)
+        for how in ("strict", "backslashreplace")
+    )
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(sys, "stdout", out))
         stack.enter_context(mock.patch.object(sys, "stderr", err))

@@ -13,7 +13,8 @@ import msgspec
 from tests.hostile import payloads
 from tests.hostile.doors import Outcome, check, check_file, run
 from tests.hostile.payloads import MARK, NUMBERS, text
-from tracer.blocks import EVENTS, INDEX, KEYFRAME, MARK as MARK_KIND, Speaker, make_block, preamble, tail
+from tracer.blocks import EVENTS, INDEX, KEYFRAME, Speaker, make_block, preamble, tail
+from tracer.blocks import MARK as MARK_KIND
 from tracer.clock import NS_PER_S
 from tracer.intake import Intake
 from tracer.keyframes.keyframer import Keyframer
@@ -36,8 +37,14 @@ def recording(pick: random.Random, path: Path) -> None:
 
 def _recorded(pick: random.Random, path: Path) -> None:
     clock = [100 * NS_PER_S]
-    recorder = Recorder(path, with_text=pick.random() < 0.7, keyframes=Keyframer(chain=4), now=lambda: clock[0],
-                        overwrite=True, keyframe_ns=NS_PER_S // 4)  # fmt: skip
+    recorder = Recorder(
+        path,
+        with_text=pick.random() < 0.7,
+        keyframes=Keyframer(chain=4),
+        now=lambda: clock[0],
+        overwrite=True,
+        keyframe_ns=NS_PER_S // 4,
+    )
     for _ in range(pick.choice((1, 1, 2))):
         intake = Intake("peer", lambda: clock[0])
         for frame in payloads.frames(pick):
@@ -58,7 +65,9 @@ def _written(pick: random.Random, path: Path) -> None:
         kind = pick.choice((EVENTS, EVENTS, EVENTS, KEYFRAME, MARK_KIND, INDEX, 77))
         times = {"first": payloads.number(pick), "last": payloads.number(pick)} if pick.random() < 0.4 else {}
         try:
-            blocks.append(make_block(kind, _content(pick, kind), number=number, count=pick.choice((0, 7, 2**31)), **times))
+            blocks.append(
+                make_block(kind, _content(pick, kind), number=number, count=pick.choice((0, 7, 2**31)), **times)
+            )
         except Exception:  # a header that cannot be written is no file
             blocks.append(make_block(kind, _content(pick, kind), number=number))
     data = preamble(with_text=pick.random() < 0.5) + b"".join(blocks)
@@ -100,8 +109,11 @@ def _mutated(pick: random.Random, value: Any, share: float) -> Any:
     if pick.random() < share:
         return hostile_json(pick)
     if isinstance(value, dict):
-        return {key if pick.random() > share / 3 else _word(pick): _mutated(pick, one, share)
-                for key, one in value.items() if pick.random() > share / 3}  # fmt: skip
+        return {
+            key if pick.random() > share / 3 else _word(pick): _mutated(pick, one, share)
+            for key, one in value.items()
+            if pick.random() > share / 3
+        }
     if isinstance(value, list):
         return [_mutated(pick, one, share) for one in value for _ in range(1 + (pick.random() < share / 3))]
     return value
@@ -114,16 +126,38 @@ def spans(pick: random.Random, path: Path) -> None:
     """OTLP, a Chrome trace, or neither."""
     kind = pick.randrange(5)
     if kind == 0:
-        path.write_bytes(pick.choice((b"", b"[" * 100_000, b"{" * 9, pick.randbytes(300), b'{"resourceSpans": 7}', b"null\n" * 9,
-                                      b'{"traceEvents": [' + b"[" * 9_000, b"\xff\xfe{\x00}\x00")))  # fmt: skip
+        path.write_bytes(
+            pick.choice(
+                (
+                    b"",
+                    b"[" * 100_000,
+                    b"{" * 9,
+                    pick.randbytes(300),
+                    b'{"resourceSpans": 7}',
+                    b"null\n" * 9,
+                    b'{"traceEvents": [' + b"[" * 9_000,
+                    b"\xff\xfe{\x00}\x00",
+                )
+            )
+        )
     elif kind < 4:
         lines = (SPANS / pick.choice(("sglang.jsonl", "vllm.json"))).read_text().splitlines()
         documents = [json.loads(line) for line in (lines if lines[0].endswith("}") else ["\n".join(lines)])]
         share = pick.choice((0.001, 0.01, 0.1))
         path.write_text("\n".join(json.dumps(_mutated(pick, one, share)) for one in documents))
     else:
-        rows = [{"ph": pick.choice("XBEiMCsf?"), "name": _word(pick), "ts": hostile_json(pick, 9), "dur": hostile_json(pick, 9),
-                 "pid": hostile_json(pick, 9), "tid": 1, "args": hostile_json(pick)} for _ in range(9)]  # fmt: skip
+        rows = [
+            {
+                "ph": pick.choice("XBEiMCsf?"),
+                "name": _word(pick),
+                "ts": hostile_json(pick, 9),
+                "dur": hostile_json(pick, 9),
+                "pid": hostile_json(pick, 9),
+                "tid": 1,
+                "args": hostile_json(pick),
+            }
+            for _ in range(9)
+        ]
         path.write_text(json.dumps({"traceEvents": rows, "otherData": hostile_json(pick)}))
 
 
@@ -136,8 +170,24 @@ def alerts(pick: random.Random, path: Path) -> None:
     """A file of alerts."""
 
     def value() -> str:
-        one = pick.choice((_word(pick), pick.choice(NUMBERS), True, "ttft_p95@1m>2s", "queue>3", "preemption", "10s", "critical",
-                           "itl_p99@99999h>1e999s", "kv>nan%", 1e308, [], "9" * 400 + "s", "inf"))  # fmt: skip
+        one = pick.choice(
+            (
+                _word(pick),
+                pick.choice(NUMBERS),
+                True,
+                "ttft_p95@1m>2s",
+                "queue>3",
+                "preemption",
+                "10s",
+                "critical",
+                "itl_p99@99999h>1e999s",
+                "kv>nan%",
+                1e308,
+                [],
+                "9" * 400 + "s",
+                "inf",
+            )
+        )
         return json.dumps(one) if not isinstance(one, bool) else str(one).lower()
 
     lines = []
@@ -147,14 +197,27 @@ def alerts(pick: random.Random, path: Path) -> None:
         lines.append(f"rule = {rule}")
         lines += [f"{key} = {value()}" for key in ("name", "for", "severity", "exit", "x") if pick.random() < 0.3]
     data = "\n".join(lines).encode("utf-8", "replace")
-    path.write_bytes(data if pick.random() < 0.9 else pick.choice((b"", b"\xff\xfe", b"a=" + b"[" * 50_000, MARK.encode(), data[:50])))
+    path.write_bytes(
+        data
+        if pick.random() < 0.9
+        else pick.choice((b"", b"\xff\xfe", b"a=" + b"[" * 50_000, MARK.encode(), data[:50]))
+    )
 
 
 CONFIG: Final = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 576, "intermediate_size": 1536,
-    "num_attention_heads": 9, "num_hidden_layers": 30, "num_key_value_heads": 3, "vocab_size": 49152,
-    "max_position_embeddings": 8192, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "head_dim": 64,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "head_dim": 64,
+}
 
 
 def config(pick: random.Random, path: Path) -> None:
@@ -164,17 +227,39 @@ def config(pick: random.Random, path: Path) -> None:
         for key in made:
             if pick.random() < 0.15:
                 made[key] = pick.choice((*NUMBERS, 10**30, float("nan"), float("inf"), 0.5, _word(pick), None, [], {}))
-        made.update({key: hostile_json(pick) for key in ("num_local_experts", "quantization_config", "sliding_window",
-                                                         "text_config", "layer_types") if pick.random() < 0.1})  # fmt: skip
+        made.update(
+            {
+                key: hostile_json(pick)
+                for key in ("num_local_experts", "quantization_config", "sliding_window", "text_config", "layer_types")
+                if pick.random() < 0.1
+            }
+        )
     path.write_text(json.dumps(made))
 
 
 # --- commands --------------------------------------------------------------------------------------------------------
 
 FORMATS: Final = ("perfetto", "chrome", "otlp", "csv", "parquet", "html", "svg")
-CHANGES: Final = ("prefix-cache=on", "prefix-cache=off", "chunked=512", "max-num-seqs=64", "batch×2", "rate×2", "output×0.5",
-                  "kv-blocks=100")  # fmt: skip
-SLOS: Final = ("ttft=500ms,itl=50ms", "ttft=1e999s", "itl=nan", MARK, "=", "ttft=0.0000001ms", "ttft=9999999s", "a=b=c,,,")
+CHANGES: Final = (
+    "prefix-cache=on",
+    "prefix-cache=off",
+    "chunked=512",
+    "max-num-seqs=64",
+    "batch×2",
+    "rate×2",
+    "output×0.5",
+    "kv-blocks=100",
+)
+SLOS: Final = (
+    "ttft=500ms,itl=50ms",
+    "ttft=1e999s",
+    "itl=nan",
+    MARK,
+    "=",
+    "ttft=0.0000001ms",
+    "ttft=9999999s",
+    "a=b=c,,,",
+)
 
 
 class Files:
@@ -208,25 +293,48 @@ class Files:
         return str(path)
 
     def _show(self, pick: random.Random) -> list[str]:
-        return ["show", self._trace(pick), *(["--json"] if pick.random() < 0.4 else []),
-                *(["--slo", pick.choice(SLOS)] if pick.random() < 0.1 else []),
-                *(["--request", pick.choice(("req-1", "", MARK, "req-2", text(pick)))] if pick.random() < 0.5 else [])]
+        return [
+            "show",
+            self._trace(pick),
+            *(["--json"] if pick.random() < 0.4 else []),
+            *(["--slo", pick.choice(SLOS)] if pick.random() < 0.1 else []),
+            *(["--request", pick.choice(("req-1", "", MARK, "req-2", text(pick)))] if pick.random() < 0.5 else []),
+        ]
 
     def _diagnose(self, pick: random.Random) -> list[str]:
-        return ["diagnose", self._trace(pick), *(["--json"] if pick.random() < 0.4 else []),
-                *(["--baseline", str(self.other)] if pick.random() < 0.2 else [])]
+        return [
+            "diagnose",
+            self._trace(pick),
+            *(["--json"] if pick.random() < 0.4 else []),
+            *(["--baseline", str(self.other)] if pick.random() < 0.2 else []),
+        ]
 
     def _compare(self, pick: random.Random) -> list[str]:
         pair = [self._trace(pick), str(self.other)]
         pick.shuffle(pair)
-        return ["compare", *pair, *(["--json"] if pick.random() < 0.4 else []), "--percentile", pick.choice(("p50", "p99")),
-                "--match", pick.choice(("length", "work", "none"))]  # fmt: skip
+        return [
+            "compare",
+            *pair,
+            *(["--json"] if pick.random() < 0.4 else []),
+            "--percentile",
+            pick.choice(("p50", "p99")),
+            "--match",
+            pick.choice(("length", "work", "none")),
+        ]
 
     def _export(self, pick: random.Random) -> list[str]:
         to = pick.choice(FORMATS)
-        return ["export", self._trace(pick), "--to", to, "-o", str(self.folder / f"{to}{MARK}"), "--force",
-                *(["--with-text"] if pick.random() < 0.6 else []),
-                *(["--request", pick.choice(("req-1", MARK))] if pick.random() < 0.2 else [])]  # fmt: skip
+        return [
+            "export",
+            self._trace(pick),
+            "--to",
+            to,
+            "-o",
+            str(self.folder / f"{to}{MARK}"),
+            "--force",
+            *(["--with-text"] if pick.random() < 0.6 else []),
+            *(["--request", pick.choice(("req-1", MARK))] if pick.random() < 0.2 else []),
+        ]
 
     def _metrics(self, pick: random.Random) -> list[str]:
         path = self.folder / "alerts.toml"
@@ -242,8 +350,14 @@ class Files:
     def _model(self, pick: random.Random) -> list[str]:
         path = self.folder / "config.json"
         config(pick, path)
-        return ["budget", "--model", str(path), "--device", pick.choice(("h100-sxm", MARK)),
-                *(["--json"] if pick.random() < 0.4 else [])]  # fmt: skip
+        return [
+            "budget",
+            "--model",
+            str(path),
+            "--device",
+            pick.choice(("h100-sxm", MARK)),
+            *(["--json"] if pick.random() < 0.4 else []),
+        ]
 
     def _import(self, pick: random.Random) -> list[str]:
         path = self.folder / f"in{MARK}.json"
@@ -257,6 +371,12 @@ class Files:
         return ["import", str(path), "-o", str(self.folder / "imported.trace"), "--force"]
 
     KINDS: Final[dict[str, Callable[[Files, random.Random], list[str]]]] = {
-        "show": _show, "diagnose": _diagnose, "compare": _compare, "export": _export, "metrics": _metrics, "budget": _fit,
-        "model": _model, "import": _import,
-    }  # fmt: skip
+        "show": _show,
+        "diagnose": _diagnose,
+        "compare": _compare,
+        "export": _export,
+        "metrics": _metrics,
+        "budget": _fit,
+        "model": _model,
+        "import": _import,
+    }

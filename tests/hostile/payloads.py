@@ -18,22 +18,93 @@ from tracer.frames import MAX_FRAME, Batch, Hello, encode, encode_events
 MARK: Final = "\x1b[666;13m"
 """A sequence that no program of ours writes: found in what reaches a terminal, it came from a payload."""
 SEQUENCES: Final = (
-    MARK, "\x1b]52;c;cm0gLXJm\x07", "\x1b]0;title\x1b\\", "\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "\x1b]", "\x1b[6n",
-    "\x1bPq#0\x1b\\", "\x1b_Gi=1\x1b\\", "\x1bc", "\x1b[?1049l\x1b[31;7;666m", "\x9b666m", "\x9d0;t\x9c", "\x1b]2;x\x07",
-    "\x1b[99999999999999999999C", "\x1b(0", "\x1b#8", "\x05", "\x0e",
-)  # fmt: skip
+    MARK,
+    "\x1b]52;c;cm0gLXJm\x07",
+    "\x1b]0;title\x1b\\",
+    "\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\",
+    "\x1b]",
+    "\x1b[6n",
+    "\x1bPq#0\x1b\\",
+    "\x1b_Gi=1\x1b\\",
+    "\x1bc",
+    "\x1b[?1049l\x1b[31;7;666m",
+    "\x9b666m",
+    "\x9d0;t\x9c",
+    "\x1b]2;x\x07",
+    "\x1b[99999999999999999999C",
+    "\x1b(0",
+    "\x1b#8",
+    "\x05",
+    "\x0e",
+)
 OTHERS: Final = (
-    "\u202eabc\u202c", "\u2066x\u2069", "\u200f", "a\u2028b\u2029c", "\ufeff", "\u200b\u200c\u200d\u2060", "\x00", "\b\b\b",
-    "\r", "\n", "\r\n\n\n", "\t", "\x7f", "\x85", "\xad", "\U000e0001\U000e0041", "[/red]", "[b + x", "[@click=app.quit]x[/]",
-    "{0}%s%n$(id)`id`", "<script>alert(1)</script>", "]]>-->", "'\";=cmd|'/C calc'!A0", "../../etc/passwd", "中文字ก็ำ",
-    "👨\u200d👩\u200d👧", "e" + "\u0301" * 40, "ﷺ﷽", "NaN", "-inf", "null", "",
-)  # fmt: skip
+    "\u202eabc\u202c",
+    "\u2066x\u2069",
+    "\u200f",
+    "a\u2028b\u2029c",
+    "\ufeff",
+    "\u200b\u200c\u200d\u2060",
+    "\x00",
+    "\b\b\b",
+    "\r",
+    "\n",
+    "\r\n\n\n",
+    "\t",
+    "\x7f",
+    "\x85",
+    "\xad",
+    "\U000e0001\U000e0041",
+    "[/red]",
+    "[b + x",
+    "[@click=app.quit]x[/]",
+    "{0}%s%n$(id)`id`",
+    "<script>alert(1)</script>",
+    "]]>-->",
+    "'\";=cmd|'/C calc'!A0",
+    "../../etc/passwd",
+    "中文字ก็ำ",
+    "👨\u200d👩\u200d👧",
+    "e" + "\u0301" * 40,
+    "ﷺ﷽",
+    "NaN",
+    "-inf",
+    "null",
+    "",
+)
 NUMBERS: Final = (
-    -(2**63), -(2**31), -2, -1, 0, 1, 2, 7, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53 + 1, 2**62, 2**63 - 1, 2**63,
+    -(2**63),
+    -(2**31),
+    -2,
+    -1,
+    0,
+    1,
+    2,
+    7,
+    2**16,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**32,
+    2**53 + 1,
+    2**62,
+    2**63 - 1,
+    2**63,
     2**64 - 1,
-)  # fmt: skip
-NO_INTEGERS: Final = (float("nan"), float("inf"), -float("inf"), 1e308, -0.5, None, "7", b"7", [], {}, True,
-                      msgspec.msgpack.Ext(5, b"x"))  # fmt: skip
+)
+NO_INTEGERS: Final = (
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    1e308,
+    -0.5,
+    None,
+    "7",
+    b"7",
+    [],
+    {},
+    True,
+    msgspec.msgpack.Ext(5, b"x"),
+)
 
 
 def text(pick: random.Random) -> str:
@@ -58,14 +129,22 @@ def packed(pick: random.Random) -> bytes:
 
 
 _VALUES: Final[dict[Any, Callable[[random.Random], Any]]] = {
-    int: number, str: text, bytes: packed, bool: lambda pick: pick.random() < 0.5,
-}  # fmt: skip
+    int: number,
+    str: text,
+    bytes: packed,
+    bool: lambda pick: pick.random() < 0.5,
+}
 
 
 def events(pick: random.Random) -> list[Event]:
     """A small trace of an engine of which some fields, instants or whole events are hostile."""
-    trace = simulate(pick.randrange(50), requests=pick.randrange(1, 7), output=pick.choice((1, 4, 20, 60)),
-                     blocks=pick.choice((30, 200)), device=pick.random() < 0.3)  # fmt: skip
+    trace = simulate(
+        pick.randrange(50),
+        requests=pick.randrange(1, 7),
+        output=pick.choice((1, 4, 20, 60)),
+        blocks=pick.choice((30, 200)),
+        device=pick.random() < 0.3,
+    )
     told = [msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=type(event)) for _, event in trace.events]
     if pick.random() < 0.6:  # one whose model and pool are known
         told.insert(1, msgspec.structs.replace(ENGINE, t=told[0].t))
@@ -90,20 +169,49 @@ def events(pick: random.Random) -> list[Event]:
 
 
 def _instant(pick: random.Random, near: int) -> int:
-    return pick.choice((0, 1, near, near - NS_PER_S, near + NS_PER_S, near + 3600 * NS_PER_S, 2**62, 2**63 - 1, near * 1000,
-                        -1, number(pick)))  # fmt: skip
+    return pick.choice(
+        (
+            0,
+            1,
+            near,
+            near - NS_PER_S,
+            near + NS_PER_S,
+            near + 3600 * NS_PER_S,
+            2**62,
+            2**63 - 1,
+            near * 1000,
+            -1,
+            number(pick),
+        )
+    )
 
 
 def header(pick: random.Random, source: str = "") -> Header:
     """Who speaks, with hostile words and a clock that may be anything."""
-    said = Header(SCHEMA_VERSION, source or text(pick) or "s", 4711, "engine", "title", "host", "boot",
-                  ClockAnchor(100 * NS_PER_S, 1_700_000_000 * NS_PER_S))  # fmt: skip
+    said = Header(
+        SCHEMA_VERSION,
+        source or text(pick) or "s",
+        4711,
+        "engine",
+        "title",
+        "host",
+        "boot",
+        ClockAnchor(100 * NS_PER_S, 1_700_000_000 * NS_PER_S),
+    )
     if pick.random() < 0.7:
-        said = msgspec.structs.replace(said, role=text(pick), title=text(pick), host=text(pick), boot_id=text(pick),
-                                       hooks_version=text(pick), run=text(pick))  # fmt: skip
+        said = msgspec.structs.replace(
+            said,
+            role=text(pick),
+            title=text(pick),
+            host=text(pick),
+            boot_id=text(pick),
+            hooks_version=text(pick),
+            run=text(pick),
+        )
     if pick.random() < 0.3:
-        said = msgspec.structs.replace(said, pid=number(pick), parent=number(pick),
-                                       anchor=ClockAnchor(number(pick), number(pick)))  # fmt: skip
+        said = msgspec.structs.replace(
+            said, pid=number(pick), parent=number(pick), anchor=ClockAnchor(number(pick), number(pick))
+        )
     return said
 
 
@@ -150,21 +258,36 @@ def _damaged(pick: random.Random) -> bytes:
 
 
 def _newer(pick: random.Random) -> bytes:
-    return encode(Hello(msgspec.structs.replace(header(pick, "s"), schema=pick.choice((2, 99, 2**31, 2**63 - 1)),
-                                                anchor=ClockAnchor(1, 1), pid=1, parent=1)))  # fmt: skip
+    return encode(
+        Hello(
+            msgspec.structs.replace(
+                header(pick, "s"),
+                schema=pick.choice((2, 99, 2**31, 2**63 - 1)),
+                anchor=ClockAnchor(1, 1),
+                pid=1,
+                parent=1,
+            )
+        )
+    )
 
 
 def _hello(pick: random.Random) -> bytes:
-    return encode(Hello(Header(1, pick.choice(("s", text(pick) or "s")), 1, "engine", text(pick), "h", "b", ClockAnchor(1, 1))))
+    return encode(
+        Hello(Header(1, pick.choice(("s", text(pick) or "s")), 1, "engine", text(pick), "h", "b", ClockAnchor(1, 1)))
+    )
 
 
 STREAMS: Final[dict[str, Callable[[random.Random], bytes]]] = {
     "hostile events": lambda pick: b"".join(frames(pick)),
     "noise": lambda pick: pick.randbytes(pick.choice((1, 3, 100, 100_000))),
     "nothing": lambda pick: b"",
-    "another protocol": lambda pick: pick.choice((b"GET / HTTP/1.1\r\n\r\n", b"SSH-2.0-x\r\n", b"\x16\x03\x01\x02\x00")),
+    "another protocol": lambda pick: pick.choice(
+        (b"GET / HTTP/1.1\r\n\r\n", b"SSH-2.0-x\r\n", b"\x16\x03\x01\x02\x00")
+    ),
     "damaged": _damaged,
-    "too long": lambda pick: _hello(pick) + struct.pack("<I", pick.choice((MAX_FRAME + 1, 2**31, 2**32 - 1))) + b"x" * 99,
+    "too long": lambda pick: (
+        _hello(pick) + struct.pack("<I", pick.choice((MAX_FRAME + 1, 2**31, 2**32 - 1))) + b"x" * 99
+    ),
     "promises and is silent": lambda pick: _hello(pick) + struct.pack("<I", MAX_FRAME) + b"x" * 99,
     "newer": _newer,
     "deeply nested": lambda pick: _hello(pick) + _nested(pick) * pick.choice((1, 12)),
@@ -173,10 +296,11 @@ STREAMS: Final[dict[str, Callable[[random.Random], bytes]]] = {
     "types that no event has": lambda pick: _hello(pick) + _raw(pick),
     "no introduction": lambda pick: encode(Batch(0, events(pick)[:3])) if pick.random() < 0.01 else _raw(pick),
     "another name in mid-stream": lambda pick: b"".join(frames(pick, "one")) + _hello(pick),
-    "a long introduction": lambda pick: encode(Hello(Header(1, text(pick) or "s", 1, "x" * 70_000, "t", "h", "b",
-                                                            ClockAnchor(1, 1)))),
+    "a long introduction": lambda pick: encode(
+        Hello(Header(1, text(pick) or "s", 1, "x" * 70_000, "t", "h", "b", ClockAnchor(1, 1)))
+    ),
     "numbers that go back": lambda pick: _hello(pick) + encode(Batch(pick.choice((-1, -(2**63), 2**63 - 1)), [])),
-}  # fmt: skip
+}
 
 
 def stream(pick: random.Random) -> tuple[str, bytes]:

@@ -27,9 +27,38 @@ from tracer.tui.app import TracerApp
 from tracer.tui.replay import ReplayApp
 
 KEYS: Final = (
-    "down", "enter", "x", "c", "escape", "2", "3", "4", "5", "6", "7", "1", "v", "slash", "a", "escape", "l", "question_mark",
-    "escape", "w", "s", "tab", "up", "enter", "right", "left", "escape", "space", "end", "home", "pagedown",
-)  # fmt: skip
+    "down",
+    "enter",
+    "x",
+    "c",
+    "escape",
+    "2",
+    "3",
+    "4",
+    "5",
+    "6",
+    "7",
+    "1",
+    "v",
+    "slash",
+    "a",
+    "escape",
+    "l",
+    "question_mark",
+    "escape",
+    "w",
+    "s",
+    "tab",
+    "up",
+    "enter",
+    "right",
+    "left",
+    "escape",
+    "space",
+    "end",
+    "home",
+    "pagedown",
+)
 """Through every screen and its parts."""
 
 
@@ -142,12 +171,18 @@ def fold(data: bytes, pick: random.Random) -> None:
     state.apply(intake.source, SourceGone(state.now, intake.fault or "ended"))
     width, unicode = pick.choice((1, 40, 100)), pick.random() < 0.5
     snapshot = state.snapshot(numbers=Ask())
-    said = [text.report(snapshot, width=width, unicode=unicode), json.dumps(jsondoc.document(snapshot)),
-            diagnosis_text(diagnose(state), width=width, unicode=unicode)]  # fmt: skip
+    said = [
+        text.report(snapshot, width=width, unicode=unicode),
+        json.dumps(jsondoc.document(snapshot)),
+        diagnosis_text(diagnose(state), width=width, unicode=unicode),
+    ]
     for view in snapshot.requests[:3]:
         detail = state.detail(view.id)
         assert detail is not None
-        said += [text.request_report(detail, width=width, unicode=unicode), json.dumps(jsondoc.request(detail, snapshot))]
+        said += [
+            text.request_report(detail, width=width, unicode=unicode),
+            json.dumps(jsondoc.request(detail, snapshot)),
+        ]
     for one in said:
         found = STEERING.search(one)
         assert found is None, repr(one[max(0, found.start() - 60) : found.start() + 30])

@@ -36,25 +36,50 @@ def test_a_hostile_file_is_shown_as_text_or_refused_in_a_line(kind: str, files: 
 @pytest.mark.parametrize("sequence", SEQUENCES[:6])
 def test_a_file_name_steers_no_terminal(sequence: str, tmp_path: Path) -> None:
     name = str(tmp_path / (sequence.replace("/", "") + ".trace"))
-    for arguments in (["show", name], ["diagnose", name], ["compare", name, name], ["export", name, "--to", "csv"],
-                      ["import", name, "-o", name], ["metrics", name], ["metrics", name, "--alerts", name],
-                      ["budget", "--fit", name], ["budget", "--model", name], ["replay", name]):  # fmt: skip
+    for arguments in (
+        ["show", name],
+        ["diagnose", name],
+        ["compare", name, name],
+        ["export", name, "--to", "csv"],
+        ["import", name, "-o", name],
+        ["metrics", name],
+        ["metrics", name, "--alerts", name],
+        ["budget", "--fit", name],
+        ["budget", "--model", name],
+        ["replay", name],
+    ):
         done = run(arguments)
         check(done)
         assert done.code == 2
 
 
-@pytest.mark.parametrize("arguments", [
-    ["show", MARK], ["attach", MARK], ["export", MARK, "--to", MARK], ["show", "x", MARK], [MARK], ["show", f"--{MARK}"],
-    ["show", "x.trace", "--slo", f"ttft={MARK}"], ["record", MARK, "-o", MARK], ["diagnose", "x.trace", "--fail-on", MARK],
-    ["budget", "--device", MARK], ["budget", "--what-if", "x.trace", MARK], ["replay", "x.trace", "--at", MARK],
-    ["completion", MARK], ["metrics", "x.trace", "--metrics", MARK], ["metrics", "x.trace", "--otlp-metrics", MARK],
-    ["compare", "x.trace", "y.trace", "--fail-on", MARK], ["show", f"ssh://{MARK}"], ["attach", f"ssh://-o{MARK}"],
-    ["demo", "--fault", MARK], ["record", "x", "-o", "x.trace", "--flight-recorder", "1m", "--on", MARK],
-], ids=lambda arguments: " ".join(arguments).replace(MARK, "…"))  # fmt: skip
-def test_an_argument_steers_no_terminal(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show", MARK],
+        ["attach", MARK],
+        ["export", MARK, "--to", MARK],
+        ["show", "x", MARK],
+        [MARK],
+        ["show", f"--{MARK}"],
+        ["show", "x.trace", "--slo", f"ttft={MARK}"],
+        ["record", MARK, "-o", MARK],
+        ["diagnose", "x.trace", "--fail-on", MARK],
+        ["budget", "--device", MARK],
+        ["budget", "--what-if", "x.trace", MARK],
+        ["replay", "x.trace", "--at", MARK],
+        ["completion", MARK],
+        ["metrics", "x.trace", "--metrics", MARK],
+        ["metrics", "x.trace", "--otlp-metrics", MARK],
+        ["compare", "x.trace", "y.trace", "--fail-on", MARK],
+        ["show", f"ssh://{MARK}"],
+        ["attach", f"ssh://-o{MARK}"],
+        ["demo", "--fault", MARK],
+        ["record", "x", "-o", "x.trace", "--flight-recorder", "1m", "--on", MARK],
+    ],
+    ids=lambda arguments: " ".join(arguments).replace(MARK, "…"),
+)
+def test_an_argument_steers_no_terminal(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACER_SOCKET_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     done = run(arguments)

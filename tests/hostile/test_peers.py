@@ -72,9 +72,13 @@ def test_attached_to_hostile_peers_a_terminal_gets_only_text_and_sequences_of_ou
     """The program as it is started, on a pseudo-terminal: every byte that reaches it is looked at."""
     folder = sockets / f"{RUN_PREFIX}hostile"
     peers = Peers(folder, some_streams(random.Random(23), 40), os.getpid())
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("TRACER", "COV_", "COLUMNS", "LINES"))}
-    shown = Terminal([sys.executable, "-m", "tracer", "attach", "hostile"],
-                     {**env, "TRACER_SOCKET_DIR": str(sockets), "TERM": "xterm-256color", "COLORTERM": "truecolor"})  # fmt: skip
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith(("TRACER", "COV_", "COLUMNS", "LINES"))
+    }
+    shown = Terminal(
+        [sys.executable, "-m", "tracer", "attach", "hostile"],
+        {**env, "TRACER_SOCKET_DIR": str(sockets), "TERM": "xterm-256color", "COLORTERM": "truecolor"},
+    )
     try:
         shown.wait_for_text("LIVE")
         for key in ("\x1b[B", "\r", "x", "\x1b", "2", "3", "4", "6", "7", "1", "/a\r", "\x1b", "l", "?", "\x1b"):
@@ -86,7 +90,9 @@ def test_attached_to_hostile_peers_a_terminal_gets_only_text_and_sequences_of_ou
         sent = shown.raw.decode("utf-8")
         assert "Traceback" not in sent
         # What Textual asks a terminal as it starts, and what it puts back, is left out here: no payload can say that.
-        check_sent(re.sub("\x1b(?:P\\+q[0-9a-f;]*|\\[[0-9;]*n)?\x1b\\\\", "", sent).replace("\x1b7", "").replace("\x1b8", ""))
+        check_sent(
+            re.sub("\x1b(?:P\\+q[0-9a-f;]*|\\[[0-9;]*n)?\x1b\\\\", "", sent).replace("\x1b7", "").replace("\x1b8", "")
+        )
     finally:
         shown.close()
         peers.close()

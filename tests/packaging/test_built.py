@@ -21,8 +21,9 @@ pytestmark = pytest.mark.slow
 
 def build(folder: Path) -> tuple[Path, Path]:
     """The wheel and the sdist."""
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(folder)], cwd=ROOT, check=True,
-                   capture_output=True)  # fmt: skip
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", str(folder)], cwd=ROOT, check=True, capture_output=True
+    )
     (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     return wheel, sdist
 
@@ -34,8 +35,12 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def of_package(*folders: str) -> set[str]:
     """The files of these folders, as the project has them."""
-    return {str(path.relative_to(ROOT)) for folder in folders for path in (ROOT / folder).rglob("*")
-            if path.is_file() and not any(cache in str(path) for cache in CACHES)}  # fmt: skip
+    return {
+        str(path.relative_to(ROOT))
+        for folder in folders
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and not any(cache in str(path) for cache in CACHES)
+    }
 
 
 def test_the_wheel_holds_both_packages_and_nothing_else(built: tuple[Path, Path]) -> None:
@@ -61,8 +66,13 @@ def check_metadata(metadata: Message) -> None:
     assert str(metadata.get_payload()).startswith("# tracer\n")
     base = [need for need in metadata.get_all("Requires-Dist", []) if "extra ==" not in need]
     assert sorted(need.split("=")[0].rstrip(">") for need in base) == [
-        "msgspec", "numpy", "platformdirs", "rich", "textual", "zstandard",
-    ]  # fmt: skip
+        "msgspec",
+        "numpy",
+        "platformdirs",
+        "rich",
+        "textual",
+        "zstandard",
+    ]
 
 
 def test_the_sdist_holds_what_its_tests_and_pages_need_and_no_cache(built: tuple[Path, Path]) -> None:

@@ -1,5 +1,5 @@
-"""A run in which every prompt and output holds a secret, and a finding that would cite it: as a state, as deliveries, and
-as a process (``python -m tests.privacy.secrets``) that is traced."""
+"""A run in which every prompt and output holds a secret, and a finding that would cite it: as deliveries, and as a
+process (``python -m tests.privacy.secrets``) that is traced."""
 
 from __future__ import annotations
 
@@ -23,8 +23,14 @@ SECRET = "xyzzyplugh"
 def told() -> list[Event]:
     """Twenty requests whose system prompts differ early, by the secret and a number."""
     system = prose(1, 150)
-    asks = [Ask(2 * n, chatml(("system", f"Now {SECRET}{n} is. {system}"), ("user", f"{SECRET} {prose(100 + n, 30 + n)}")), 20)
-            for n in range(20)]  # fmt: skip
+    asks = [
+        Ask(
+            2 * n,
+            chatml(("system", f"Now {SECRET}{n} is. {system}"), ("user", f"{SECRET} {prose(100 + n, 30 + n)}")),
+            20,
+        )
+        for n in range(20)
+    ]
     events: list[Event] = []
     for _, _, event in Lab(prefill_ms=2).record(asks):
         events.append(msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=AnyEvent))
@@ -36,8 +42,10 @@ def told() -> list[Event]:
 def deliveries() -> list[Delivery]:
     """As a bus hands them out."""
     events = told()
-    return [Delivery("engine", header("engine")), *(Delivery("engine", None, events[at : at + 50])
-                                                    for at in range(0, len(events), 50))]  # fmt: skip
+    return [
+        Delivery("engine", header("engine")),
+        *(Delivery("engine", None, events[at : at + 50]) for at in range(0, len(events), 50)),
+    ]
 
 
 def main() -> int:

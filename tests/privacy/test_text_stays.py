@@ -61,8 +61,15 @@ def test_a_recording(with_text: bool, tmp_path: Path) -> None:
 def test_a_flight_recording_with_its_marks_and_why_it_was_written(with_text: bool, tmp_path: Path) -> None:
     """The rule is a finding that would cite the prompt; without text nobody finds it, and a signal asks."""
     clock, reasons = Clock(0), list[str]()
-    flight = FlightRecorder(tmp_path, 5, [parse("finding", live_findings())], with_text=with_text, now=clock, after_s=0.5,
-                            on_written=lambda _, why: reasons.append(why))  # fmt: skip
+    flight = FlightRecorder(
+        tmp_path,
+        5,
+        [parse("finding", live_findings())],
+        with_text=with_text,
+        now=clock,
+        after_s=0.5,
+        on_written=lambda _, why: reasons.append(why),
+    )
     for delivery in deliveries():
         clock.t = max([clock.t, *(event.t for event in delivery.events)])
         flight.take(delivery)
@@ -133,8 +140,21 @@ def test_a_run_without_a_screen(with_text: bool, tracer: Commands, tmp_path: Pat
     """What it prints, its log, its recording and what `diagnose` prints of it while it runs."""
     alerts = tmp_path / "alerts.toml"
     alerts.write_text('[[alert]]\nrule = "finding"\n')
-    done = tracer.run("run", "--headless", "--json", "--record", str(tmp_path / "a.trace"), "--alerts", str(alerts),
-                      *(["--with-text"] if with_text else []), "--", sys.executable, "-m", "tests.privacy.secrets", "4")  # fmt: skip
+    done = tracer.run(
+        "run",
+        "--headless",
+        "--json",
+        "--record",
+        str(tmp_path / "a.trace"),
+        "--alerts",
+        str(alerts),
+        *(["--with-text"] if with_text else []),
+        "--",
+        sys.executable,
+        "-m",
+        "tests.privacy.secrets",
+        "4",
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["requests"]
     assert (SECRET in done.stdout) is with_text

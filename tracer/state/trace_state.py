@@ -86,8 +86,8 @@ class TraceState:
     `keep_steps` steps an engine are kept for histories."""
 
     quotes = True
-    """Whether what is said of this trace may cite what people wrote. On a screen it may; what is printed or written of a
-    live process without being asked for text must not. Changes no figure."""
+    """Whether what is said of this trace may cite what people wrote. On a screen it may; what is printed or written of
+    a live process without being asked for text must not. Changes no figure."""
 
     def __init__(self, *, keep_finished: int = 2000, keep_steps: int = 4096) -> None:
         self.now = 0
