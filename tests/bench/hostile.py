@@ -64,6 +64,7 @@ def main() -> int:
         os.environ |= {"XDG_CACHE_HOME": name, "TRACER_SOCKET_DIR": str(folder / "sockets")}
         os.environ.pop("TRACER_DEBUG", None)
         screens(tally, options.seed, options.screens, folder)
+        print(f"  {sum(tally.tried.values()):,} tried, {time.process_time() - begin:.0f} s CPU", flush=True)
         sockets(tally, options.seed, folder / "sockets")
         files = Files(folder)
         left = max(0, options.count - sum(tally.tried.values()))

@@ -21,21 +21,21 @@ from tracer.keyframes.keyframer import Keyframer
 from tracer.recording import Recorder
 
 
-def recording(pick: random.Random, path: Path) -> None:
+def recording(pick: random.Random, path: Path, mild: bool = False) -> None:
     """A trace file: what a viewer recorded of a hostile peer, or blocks that a hostile writer made; now and then
     damaged."""
-    if pick.random() < 0.6:
-        _recorded(pick, path)
+    if mild or pick.random() < 0.6:
+        _recorded(pick, path, mild)
     else:
         _written(pick, path)
-    if pick.random() < 0.15:
+    if not mild and pick.random() < 0.15:
         data = bytearray(path.read_bytes())
         for _ in range(pick.choice((1, 5, 60))):
             data[pick.randrange(len(data))] = pick.randrange(256)
         path.write_bytes(data[: pick.randrange(len(data))] if pick.random() < 0.3 else data)
 
 
-def _recorded(pick: random.Random, path: Path) -> None:
+def _recorded(pick: random.Random, path: Path, mild: bool) -> None:
     clock = [100 * NS_PER_S]
     recorder = Recorder(
         path,
@@ -47,7 +47,7 @@ def _recorded(pick: random.Random, path: Path) -> None:
     )
     for _ in range(pick.choice((1, 1, 2))):
         intake = Intake("peer", lambda: clock[0])
-        for frame in payloads.frames(pick):
+        for frame in payloads.frames(pick, mild=mild):
             delivery = intake.feed(frame)
             if delivery is not None:
                 recorder.write(delivery)
@@ -287,9 +287,9 @@ class Files:
                     check_file(path)
         return done
 
-    def _trace(self, pick: random.Random) -> str:
+    def _trace(self, pick: random.Random, mild: bool = False) -> str:
         path = self.trace if pick.random() < 0.5 else self.plain
-        recording(pick, path)
+        recording(pick, path, mild)
         return str(path)
 
     def _show(self, pick: random.Random) -> list[str]:
@@ -342,9 +342,9 @@ class Files:
         return ["metrics", self._trace(pick), *(["--alerts", str(path)] if pick.random() < 0.7 else [])]
 
     def _fit(self, pick: random.Random) -> list[str]:
-        how = ["--fit", self._trace(pick)]
+        how = ["--fit", self._trace(pick, pick.random() < 0.7)]
         if pick.random() < 0.5:
-            how = ["--what-if", self._trace(pick), pick.choice((*CHANGES, text(pick)))]
+            how = ["--what-if", self._trace(pick, pick.random() < 0.7), pick.choice((*CHANGES, text(pick)))]
         return ["budget", "--device", "h100-sxm", *(["--json"] if pick.random() < 0.4 else []), *how]
 
     def _model(self, pick: random.Random) -> list[str]:

@@ -136,20 +136,21 @@ _VALUES: Final[dict[Any, Callable[[random.Random], Any]]] = {
 }
 
 
-def events(pick: random.Random) -> list[Event]:
-    """A small trace of an engine of which some fields, instants or whole events are hostile."""
+def events(pick: random.Random, mild: bool = False) -> list[Event]:
+    """A small trace of an engine of which some fields, instants or whole events are hostile; few, and in a longer one, when
+    `mild`, so that an analysis does not refuse it at once."""
     trace = simulate(
         pick.randrange(50),
-        requests=pick.randrange(1, 7),
-        output=pick.choice((1, 4, 20, 60)),
+        requests=6 if mild else pick.randrange(1, 7),
+        output=60 if mild else pick.choice((1, 4, 20, 60)),
         blocks=pick.choice((30, 200)),
         device=pick.random() < 0.3,
     )
     told = [msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=type(event)) for _, event in trace.events]
-    if pick.random() < 0.6:  # one whose model and pool are known
+    if mild or pick.random() < 0.6:  # one whose model and pool are known
         told.insert(1, msgspec.structs.replace(ENGINE, t=told[0].t))
     told.insert(len(told) // 2, Prompt(told[len(told) // 2].t, 1, text(pick), number(pick), packed(pick), number(pick)))
-    share = pick.choice((0.0, 0.003, 0.02, 0.1, 0.5, 1.0))
+    share = pick.choice((0.0, 0.001)) if mild else pick.choice((0.0, 0.003, 0.02, 0.1, 0.5, 1.0))
     names = pick.random() < 0.7
     for event in told:
         for field in msgspec.structs.fields(type(event)):
@@ -158,12 +159,12 @@ def events(pick: random.Random) -> list[Event]:
                     setattr(event, field.name, _instant(pick, event.t) if field.name == "t" else number(pick))
             elif pick.random() < (share if field.type is not str or field.name == "rid" else share + 0.4 * names):
                 setattr(event, field.name, _VALUES[field.type](pick))
-    for _ in range(pick.randrange(4)):
+    for _ in range(pick.randrange(2 if mild else 4)):
         kind = pick.choice(EVENT_TYPES)
         made = kind(*(_VALUES[field.type](pick) for field in msgspec.structs.fields(kind)))
         made.t = _instant(pick, told[-1].t)
         told.insert(pick.randrange(len(told) + 1), made)
-    if pick.random() < 0.1:
+    if not mild and pick.random() < 0.1:
         pick.shuffle(told)
     return told
 
@@ -215,17 +216,17 @@ def header(pick: random.Random, source: str = "") -> Header:
     return said
 
 
-def frames(pick: random.Random, source: str = "") -> Iterator[bytes]:
+def frames(pick: random.Random, source: str = "", mild: bool = False) -> Iterator[bytes]:
     """An honest frame of a hostile process, then batches of what it says."""
     try:
         yield encode(Hello(header(pick, source)))
     except (OverflowError, UnicodeEncodeError):
         yield encode(Hello(Header(1, "s", 1, "r", "t", "h", "b", ClockAnchor(1, 1))))
-    told, seq = events(pick), 0
+    told, seq = events(pick, mild), 0
     while told:
         size = pick.choice((1, 7, 50))
         yield from encode_events(seq, told[:size], snapshot=pick.random() < 0.1)
-        seq += size + (pick.choice((0, 3, 10**6, 2**41)) if pick.random() < 0.05 else 0)
+        seq += size + (pick.choice((0, 3, 10**6, 2**41)) if not mild and pick.random() < 0.05 else 0)
         told = told[size:]
 
 
