@@ -137,8 +137,8 @@ _VALUES: Final[dict[Any, Callable[[random.Random], Any]]] = {
 
 
 def events(pick: random.Random, mild: bool = False) -> list[Event]:
-    """A small trace of an engine of which some fields, instants or whole events are hostile; few, and in a longer one, when
-    `mild`, so that an analysis does not refuse it at once."""
+    """A small trace of an engine of which some fields, instants or whole events are hostile. `mild`: few, and in a
+    longer one, so that an analysis does not refuse it at once."""
     trace = simulate(
         pick.randrange(50),
         requests=6 if mild else pick.randrange(1, 7),

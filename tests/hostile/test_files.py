@@ -12,7 +12,7 @@ from tests.hostile.doors import check, run
 from tests.hostile.files import Files
 from tests.hostile.payloads import MARK, SEQUENCES
 
-EACH = 14
+EACH = 8
 
 
 @pytest.fixture(scope="module")

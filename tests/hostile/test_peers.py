@@ -41,6 +41,7 @@ async def test_live_screens_of_hostile_peers_send_only_text_and_sequences_of_the
     await show_streams(some_streams(pick, 16), pick)
 
 
+@pytest.mark.slow
 async def test_a_replay_of_a_hostile_recording_sends_only_text_and_sequences_of_its_own(tmp_path: Path) -> None:
     shown = 0
     for seed in range(2):
