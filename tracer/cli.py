@@ -238,8 +238,8 @@ def _print_request(state: TraceState, wanted: str, as_json: bool) -> None:
 
     detail = state.detail(wanted)
     if detail is None:
-        known = ", ".join(state.request_ids()[-5:]) or "none"
-        raise UsageError(f"no request {wanted}; the latest are: {known}")
+        known = ", ".join(name[:200] for name in state.request_ids()[-5:]) or "none"
+        raise UsageError(f"no request {wanted[:200]}; the latest are: {known}")
     beside, snapshot = Beside(), state.snapshot(limit=0)
     if as_json:
         _print_json(jsondoc.request(detail, snapshot, beside))

@@ -96,8 +96,8 @@ def _whole(state: TraceState, name: str, with_text: bool, request: str | None) -
     try:
         return Whole(state, name, with_text=with_text, request=request)
     except LookupError:
-        known = ", ".join(state.request_ids()[-5:]) or "none"
-        raise ExportError(f"no request {request}; the latest are: {known}") from None
+        known = ", ".join(name[:200] for name in state.request_ids()[-5:]) or "none"
+        raise ExportError(f"no request {(request or '')[:200]}; the latest are: {known}") from None
 
 
 def _pieces(kind: str, whole: Whole, state: TraceState) -> Iterable[bytes]:
