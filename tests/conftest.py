@@ -7,6 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes on a loaded machine says nothing about what it shows.
+settings.register_profile("tracer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tracer")
 
 
 @pytest.fixture(scope="session")

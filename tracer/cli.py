@@ -100,8 +100,9 @@ def attach(options: argparse.Namespace) -> int:
 def _attach(target: Target | RemoteTarget, options: argparse.Namespace) -> int:
     from tracer.outlets import Outlets
     from tracer.screen import show_live
+    from tracer.voice import Voice
 
-    outlets = Outlets.open(options, lambda text: print(f"tracer: {text}", file=sys.stderr))
+    outlets = Outlets.open(options, Voice().say)
     try:
         return show_live(target.sources(), target.name, slo=options.slo, outlets=outlets)
     finally:
@@ -184,7 +185,7 @@ def _headless(this: Any, options: argparse.Namespace) -> int:
 
     from tracer.headless import attend
 
-    outcome = asyncio.run(attend(this, options.seconds, options.slo))
+    outcome = asyncio.run(attend(this, options.seconds, options.slo, with_text=options.with_text))
     if not this.traced:
         this.say(this.untraced)
     facts = {"name": this.name, "command": this.job.title, "exit_code": outcome.exit_code,
@@ -237,8 +238,8 @@ def _print_request(state: TraceState, wanted: str, as_json: bool) -> None:
 
     detail = state.detail(wanted)
     if detail is None:
-        known = ", ".join(state.request_ids()[-5:]) or "none"
-        raise UsageError(f"no request {wanted}; the latest are: {known}")
+        known = ", ".join(name[:200] for name in state.request_ids()[-5:]) or "none"
+        raise UsageError(f"no request {wanted[:200]}; the latest are: {known}")
     beside, snapshot = Beside(), state.snapshot(limit=0)
     if as_json:
         _print_json(jsondoc.request(detail, snapshot, beside))
@@ -275,7 +276,9 @@ class _Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        from tracer.text import clean
+
+        self.exit(2, f"{self.prog}: {clean(message)} (see {self.prog} --help)\n")
 
 
 def _fault(text: str) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -52,7 +51,7 @@ def read_whole(target: str) -> TraceState:
             for event in delivery.events:
                 state.apply(delivery.source, event)
     for problem in trace.problems:
-        print(f"tracer: {target} {problem}", file=sys.stderr)
+        _say(f"{target} {problem}")
     return state
 
 
@@ -97,8 +96,8 @@ def _whole(state: TraceState, name: str, with_text: bool, request: str | None) -
     try:
         return Whole(state, name, with_text=with_text, request=request)
     except LookupError:
-        known = ", ".join(state.request_ids()[-5:]) or "none"
-        raise ExportError(f"no request {request}; the latest are: {known}") from None
+        known = ", ".join(name[:200] for name in state.request_ids()[-5:]) or "none"
+        raise ExportError(f"no request {(request or '')[:200]}; the latest are: {known}") from None
 
 
 def _pieces(kind: str, whole: Whole, state: TraceState) -> Iterable[bytes]:
@@ -147,7 +146,7 @@ def export(options: argparse.Namespace) -> int:
     totals = whole.totals()
     _say_text(whole)
     told = f"requests {totals.requests:,}, steps {totals.steps:,}, output tokens {totals.tokens:,}"
-    print(f"tracer: {path}: {told}", file=sys.stderr)
+    _say(f"{path}: {told}")
     return 0
 
 
@@ -159,13 +158,19 @@ def _send(whole: Whole, endpoint: str) -> int:
     with wants(EXTRA):
         count = send(otlp_documents(whole), endpoint)
     _say_text(whole)
-    print(f"tracer: {endpoint} took {count:,} spans of {len(whole.requests):,} requests", file=sys.stderr)
+    _say(f"{endpoint} took {count:,} spans of {len(whole.requests):,} requests")
     return 0
 
 
 def _say_text(whole: Whole) -> None:
     if whole.with_text and not whole.has_text:
-        print("tracer: there is no text in this trace; it has some when recorded --with-text", file=sys.stderr)
+        _say("there is no text in this trace; it has some when recorded --with-text")
+
+
+def _say(sentence: str) -> None:
+    from tracer.voice import Voice
+
+    Voice().say(sentence)
 
 
 def _name(target: str) -> str:
@@ -190,7 +195,7 @@ def import_(options: argparse.Namespace) -> int:
         raise ExportError(f"{options.file}: {error}") from None
     write_trace(imported, options.output, overwrite=options.force)
     ignored = f"; {imported.ignored:,} other spans left out" if imported.ignored else ""
-    print(f"tracer: {options.output}: {imported.requests:,} requests{ignored}", file=sys.stderr)
+    _say(f"{options.output}: {imported.requests:,} requests{ignored}")
     return 0
 
 

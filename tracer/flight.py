@@ -89,6 +89,7 @@ class FlightRecorder:
         """What went wrong last, in one sentence."""
         self.state = TraceState()
         """The state now, by which rules decide."""
+        self.state.quotes = with_text
         self._kept_ns = max(int(minutes * 60 * NS_PER_S), GROUP_NS)
         self._after_ns = int(after_s * NS_PER_S)
         self._max_bytes = max_bytes

@@ -33,15 +33,16 @@ class Outcome:
     diagnosis: Diagnosis
 
 
-async def attend(run: Run, seconds: float | None, slo: Slo = NO_TARGETS) -> Outcome:
+async def attend(run: Run, seconds: float | None, slo: Slo = NO_TARGETS, *, with_text: bool = False) -> Outcome:
     """Live through a run: until its command ends, `seconds` of service are over, or a signal comes, which is passed on.
 
-    `slo`: targets for the summary's figures. A second signal cuts the patience with the command short. Raises RunError
-    when the command cannot be run.
+    `slo`: targets for the summary's figures; `with_text`: the diagnosis may cite prompts. A second signal cuts the
+    patience with the command short. Raises RunError when the command cannot be run.
     """
     from tracer.analysis.diagnosis import ObservedState, diagnose
 
     state = ObservedState()
+    state.quotes = with_text
     loop = asyncio.get_running_loop()
     came: asyncio.Future[signal.Signals] = loop.create_future()
 

@@ -69,10 +69,13 @@ def observed(target: str, seconds: float = 30.0) -> TraceState:
 
         from tracer.follow import watch_for
         from tracer.targets import TargetError, find_target
+        from tracer.text import clean
 
         chosen = find_target(target)
-        print(f"tracer: watching {chosen.name} for {seconds:g} s", file=sys.stderr)
-        watched = asyncio.run(watch_for(chosen.sources(), seconds, ObservedState()))
+        print(f"tracer: watching {clean(chosen.name)} for {seconds:g} s", file=sys.stderr)
+        watched = ObservedState()
+        watched.quotes = False
+        asyncio.run(watch_for(chosen.sources(), seconds, watched))
         if not watched.sources:
             raise TargetError(f"{target} did not tell anything within {seconds:g} s")
         return watched

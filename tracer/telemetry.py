@@ -82,6 +82,7 @@ def _of_engine(options: argparse.Namespace, outlets: Outlets) -> int:
         from tracer.state.trace_state import TraceState
 
         bus, state = Bus(), TraceState()
+        state.quotes = False
         for source in target.sources():
             bus.add(source)
         working = asyncio.create_task(outlets.run(state))

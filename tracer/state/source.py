@@ -21,6 +21,8 @@ STALE_NS = NS_PER_S // 2
 """After this long without a step the last step's gauges say nothing about now; counts of requests do."""
 RELEASES = 4_096
 """Requests that end between two steps, at most: more are taken into account with the next step."""
+_TOO_LARGE = 1 << 53
+"""No engine has so many blocks, or so many bytes of anything: a peer made it up, and figures of it would be none."""
 FAULTS_KEPT = 64
 """Hooks whose faults are listed."""
 
@@ -65,7 +67,7 @@ class Source:
         self._facts = tuple(
             (name, value)
             for name, value in msgspec.structs.asdict(event).items()
-            if name not in _SHOWN and value not in (-1, "")
+            if name not in _SHOWN and value not in (-1, "") and (type(value) is not int or -1 < value < _TOO_LARGE)
         )
 
     def cover(self, event: Coverage) -> None:
@@ -254,7 +256,8 @@ class Source:
 
 
 def _known(value: int) -> int | None:
-    return value if value >= 0 else None
+    """None for what is not measured, or is no size of anything that there is."""
+    return value if 0 <= value < _TOO_LARGE else None
 
 
 def _status(word: str) -> Status:

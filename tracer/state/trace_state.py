@@ -85,6 +85,10 @@ class TraceState:
     """Everything known of a trace. `keep_finished` requests that are over are kept (oldest dropped first, totals stay);
     `keep_steps` steps an engine are kept for histories."""
 
+    quotes = True
+    """Whether what is said of this trace may cite what people wrote. On a screen it may; what is printed or written of
+    a live process without being asked for text must not. Changes no figure."""
+
     def __init__(self, *, keep_finished: int = 2000, keep_steps: int = 4096) -> None:
         self.now = 0
         self.began = 0

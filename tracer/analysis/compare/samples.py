@@ -31,6 +31,7 @@ PARTS: Final = len(Stage) + 1
 BIN: Final = 0.01
 """Gaps between tokens are counted in bins that are this much (1 %) wide."""
 _SMALLEST_MS: Final = 1e-4
+_MOST_TOKENS: Final = 1 << 40
 _HANGUPS: Final = frozenset({"cancelled", "abort", "aborted"})
 _FAILURES: Final = frozenset({"failed", "error"})
 _TIMED: Final = frozenset({Status.MEASURED, Status.ESTIMATED, Status.UNAVAILABLE})
@@ -137,6 +138,8 @@ def _unusable(view: RequestView) -> str:
         return "failed"
     if view.ttft_ms is None:
         return "had no first token" if view.closed is not None else "still waited for their first token"
+    if max(view.prompt_tokens or 0, view.cached_tokens or 0, view.output_tokens) > _MOST_TOKENS:
+        return "told counts of tokens that cannot be"
     return ""
 
 

@@ -72,6 +72,7 @@ def gather(
         fronts=tuple(fact for fact in facts if not len(fact.steps) and not fact.requests),
         lost_events=sum(source.missing for source in sources.values()),
         with_series=series is not None,
+        quotes=state.quotes,
     )
 
 

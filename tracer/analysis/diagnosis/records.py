@@ -191,6 +191,8 @@ class Evidence:
     lost_events: int
     with_series: bool
     """Whether heartbeats, streams and evictions were kept over time."""
+    quotes: bool = True
+    """Whether a finding may cite a prompt: `TraceState.quotes`."""
 
     def computes(self, engine: EngineFacts) -> EngineFacts:
         """The process in which an engine's forward passes run: a worker of its own, where it has one, or itself. Of

@@ -23,6 +23,19 @@ _FIELDS: Final = (
 )  # fmt: skip
 
 
+_LARGEST: Final = 1 << 61
+"""No honest step has a larger number; two of these can be added."""
+
+
+def _column(steps: Sequence[Step], name: str) -> Ints:
+    """A field of all steps. What a hostile step has beyond `_LARGEST` is cut to it."""
+    try:
+        column = np.fromiter(map(attrgetter(name), steps), np.int64, len(steps))
+    except OverflowError:
+        column = np.array([min(max(getattr(step, name), -_LARGEST), _LARGEST) for step in steps], np.int64)
+    return np.clip(column, -_LARGEST, _LARGEST)
+
+
 @dataclass(eq=False)
 class StepTable:
     """Columns over the steps of one engine, oldest first. Times in ns; -1 where a value was not measured.
@@ -56,9 +69,7 @@ class StepTable:
     def of(cls, steps: Sequence[Step], tokens: Ints, sizes: Ints, prefill: Ints, first: int) -> StepTable:
         """From a step history's lists, all of the same length; `first` is the index of the first step."""
         count = len(steps)
-        columns = {
-            name: np.fromiter(map(attrgetter(name), steps), np.int64, count) for name in _FIELDS
-        }
+        columns = {name: _column(steps, name) for name in _FIELDS}
         joined = np.fromiter((len(step.joined) // 4 for step in steps), np.int64, count)
         return cls(columns, tokens, sizes, prefill, joined, first)
 

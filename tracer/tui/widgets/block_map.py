@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rich.style import Style
 
 from tracer.stages import Stage
+from tracer.state.kv import BLOCKS_SHOWN
 from tracer.state.kv import CACHED as CACHED_BYTE
 from tracer.state.pool import age_classes
 from tracer.tui.canvas import Line, Row, blank
@@ -50,7 +51,9 @@ def states_of(
 
 
 def shares_of(total: int, used: int, cached: int) -> States:
-    """The same where block ids are not traced: shares laid end to end."""
+    """The same where block ids are not traced: shares laid end to end. Beyond `BLOCKS_SHOWN` they are scaled down."""
+    if total > BLOCKS_SHOWN:
+        used, cached, total = used * BLOCKS_SHOWN // total, cached * BLOCKS_SHOWN // total, BLOCKS_SHOWN
     states = np.zeros(total, np.uint8)
     states[: min(used, total)] = LIVE
     states[min(used, total) : min(used + cached, total)] = CACHED

@@ -113,9 +113,8 @@ def _difference(evidence: Evidence, engine: EngineFacts, pairs: list[Difference]
     if places:
         kind = kind_of([place.mine for place in places])
         example = places[-1]
-        where = f"{example.part}, at {where}: “{example.mine}” here, “{example.theirs}” there" + (
-            f" ({kind})" if kind else ""
-        )
+        cited = f": “{example.mine}” here, “{example.theirs}” there" if evidence.quotes else ""
+        where = f"{example.part}, at {where}{cited}" + (f" ({kind})" if kind else "")
         check = f"move what changes out of {example.part}, to the end of the prompt"
     else:
         where += " (the text there was not recorded)"
