@@ -100,7 +100,7 @@ def life(key: int, begin: int, end: int) -> list[Event]:
 
 
 def test_whoever_a_kept_step_names_is_told_to_be_over() -> None:
-    """A viewer that comes late took a member of an old batch of whom nothing was said for a request without an end."""
+    """A late viewer took a member of an old batch of whom nothing was said for a request without an end."""
     retained = Retained()
     first, row = Step(2 * S, 1, joined=pack_u32([1]), batch=1), pack_u32((1, 1, 1, 1, 1, 1))
     retained.observe([*life(1, S, 3 * S), first, Roster(2 * S + 5, 1, row), Step(2 * S + 9, 2, batch=1)], 4 * S)
@@ -112,8 +112,10 @@ def test_whoever_a_kept_step_names_is_told_to_be_over() -> None:
     assert [(view.rid, view.phase, view.incomplete) for view in snapshot.requests] == [("r1", Phase.DONE, False)]
     assert snapshot.live == 0
     assert [event.text for event in told(retained, Prompt)] == [""], "its text is gone"  # type: ignore[attr-defined]
-    retained.observe([*life(2, 61 * S, 62 * S), Roster(61 * S + 10, 3, b""), Step(61 * S + 20, 4)], 62 * S)
-    assert keys(retained) == {2}, "no step names it any more"
+    for key, at in ((2, 61 * S), (3, 81 * S)):
+        retained.observe([*life(key, at, at + S), Roster(at + 10, key * 2, b""), Step(at + 20, key * 2 + 1)], at + S)
+        retained.observe([Heartbeat(at + 10 * S)], at + 10 * S)
+    assert keys(retained) == {2, 3}, "no step names the first any more"
 
 
 def test_requests_that_are_over_and_named_are_bounded_and_steps_go_with_them() -> None:
