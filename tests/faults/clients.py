@@ -10,9 +10,9 @@ from typing import Final
 from engine_hooks import clients
 from engine_hooks.prompts import Plan, Script
 
-LONGEST: Final = {"hang-up": 40, "document": 12}
+LONGEST: Final = {"hang-up": 32, "document": 6}
 """Tokens of an answer by kind; the others are cut to `OTHERWISE`."""
-OTHERWISE: Final = 24
+OTHERWISE: Final = 16
 
 
 class ShortScript(Script):
