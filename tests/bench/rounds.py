@@ -5,9 +5,9 @@
     python -m tests.bench.rounds --engine paper --rounds 500 --seed 7 --out paper.jsonl     no model, seconds a round
     python -m tests.bench.rounds --out docs/rounds.jsonl                                    the table alone
 
-A round follows from its seed (`tests.faults.acts`): requests of the demo's clients, one to four acts on randomly chosen
-processes, then all that must be true (`tests.faults.round`). The engine lives on through the rounds in which none of its
-own processes was ended. Rounds are appended to ``--out`` as they end; a later call goes on behind the last seed, so that
+A round follows from its seed (`tests.faults.acts`): requests of the demo's clients, one to four acts on processes drawn
+by chance, then all that must be true (`tests.faults.round`). The engine lives on through the rounds in which none of
+its own processes was ended. Rounds are appended to ``--out`` as they end; a later call goes on behind the last seed, so that
 several short calls add up. vLLM runs in an environment of its own: see `tests.vllm.server.vllm_python`.
 
 Exit code 1 when a round of this call did not hold.
@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.faults.acts import plan
-from tests.faults.engine import TracedEngine, Trouble
+from tests.faults.engine import TracedEngine, TroubleError
 from tests.faults.round import Rounds
 
 DEADLY = {"transformers": 0.2, "vllm": 0.15, "paper": 0.3}
@@ -133,7 +133,7 @@ def main() -> int:
     try:
         if seeds:
             failed = run(options.engine, options.model, seeds, options.minutes, options.out)
-    except Trouble as trouble:
+    except TroubleError as trouble:
         print(f"rounds: {trouble}", file=sys.stderr)
         return 2
     print(table(read(options.out)))

@@ -34,16 +34,16 @@ END_S: Final = 60.0
 MARK: Final = "TRACER_TEST_MARK"
 
 
-class Trouble(AssertionError):
+class TroubleError(AssertionError):
     """Something that should hold did not."""
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = END_S) -> Any:
-    """Wait until `condition()` is true and return it. Raises Trouble with `what` when it never is."""
+    """Wait until `condition()` is true and return it. Raises TroubleError with `what` when it never is."""
     deadline = time.monotonic() + seconds
     while not (result := condition()):
         if time.monotonic() > deadline:
-            raise Trouble(f"waited {seconds:g} s for {what}")
+            raise TroubleError(f"waited {seconds:g} s for {what}")
         time.sleep(0.05)
     return result
 
@@ -170,7 +170,7 @@ class TracedEngine:
             return [sys.executable, "-m", "tests.faults.paper_engine", str(self.port)], {}
         if self.kind == "transformers":
             launch = launch_transformers(self.model, self.port)
-            # Room for everybody: after a preemption whose requests are all cancelled this engine admits nobody any more.
+            # Room for everybody: after a preemption whose requests all hang up this engine admits nobody any more.
             command = ["512" if word == "160" else word for word in launch.command]
             return command, launch.environment
         from tests.vllm.server import engine_environment
@@ -187,7 +187,7 @@ class TracedEngine:
 
     def _serves(self) -> bool:
         if self.launcher.poll() is not None:
-            raise Trouble("the engine did not start: " + self.complaints()[-2000:])
+            raise TroubleError("the engine did not start: " + self.complaints()[-2000:])
         with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5):
             return bool(list(self.folder.glob("*.sock")))
         return False
@@ -222,7 +222,7 @@ class TracedEngine:
     # --- what it does ------------------------------------------------------------------------------------------------
 
     def probe(self, client_id: str, tokens: int = 6) -> str:
-        """The answer to one request. Raises Trouble when there is none."""
+        """The answer to one request. Raises TroubleError when there is none."""
         body = {"model": self.model, "temperature": 0, "max_tokens": tokens,
                 "messages": [{"role": "user", "content": "What is the capital of France?"}]}  # fmt: skip
         request = urllib.request.Request(
@@ -233,10 +233,10 @@ class TracedEngine:
             with urllib.request.urlopen(request, timeout=120) as answer:
                 told = json.load(answer)
         except (OSError, ValueError) as error:
-            raise Trouble(f"the engine does not answer: {error}") from error
+            raise TroubleError(f"the engine does not answer: {error}") from error
         text = told["choices"][0]["message"]["content"]
         if not text or told["usage"]["completion_tokens"] > tokens:
-            raise Trouble(f"the engine answers {told['choices']}")
+            raise TroubleError(f"the engine answers {told['choices']}")
         return str(text)
 
     def complaints(self) -> str:
@@ -258,7 +258,7 @@ class TracedEngine:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.launcher.wait(END_S)
         orphans = []
-        with contextlib.suppress(Trouble):
+        with contextlib.suppress(TroubleError):
             until(lambda: not marked(self.mark), "", 20)
         for pid in marked(self.mark):
             orphans.append(pid)

@@ -12,11 +12,10 @@ import sys
 import termios
 import threading
 import time
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 from tests.cli.terminal import Terminal
-from tests.faults.engine import REPOSITORY, TracedEngine, Trouble, until
+from tests.faults.engine import REPOSITORY, START_S, TracedEngine, TroubleError, until
 from tracer.replay import load
 from tracer.state.trace_state import TraceState
 
@@ -66,12 +65,12 @@ class Watcher:
             self.process.stdin.write(b"\n")
             self.process.stdin.flush()
         except OSError as error:
-            raise Trouble(f"the watcher is gone: {self.complaints()}") from error
+            raise TroubleError(f"the watcher is gone: {self.complaints()}") from error
         if not select.select([self.process.stdout], [], [], ANSWER_S)[0]:
-            raise Trouble("the watcher does not answer")
+            raise TroubleError("the watcher does not answer")
         line = self.process.stdout.readline()
         if not line:
-            raise Trouble(f"the watcher is gone: {self.complaints()}")
+            raise TroubleError(f"the watcher is gone: {self.complaints()}")
         told: dict[str, Any] = json.loads(line)
         return told
 
@@ -105,10 +104,9 @@ class Recording:
         with self._errors.open("wb") as errors:
             self.process = engine.tracer("record", engine.name, "-o", str(self.path), stdout=errors, stderr=errors)
         self.pid = self.process.pid
-        until(lambda: self.path.exists() or self.process.poll() is not None, "a recording to begin")
-        until(lambda: self._began() or self.process.poll() is not None, "a recording to have something")
+        until(lambda: self._began() or self.process.poll() is not None, "a recording to have something", START_S)
         if self.process.poll() is not None:
-            raise Trouble(f"the recorder ended: {self.complaints()}")
+            raise TroubleError(f"the recorder ended: {self.complaints()}")
         self.since = time.monotonic()
 
     def _began(self) -> bool:
@@ -147,9 +145,15 @@ class Screen:
         self.pid = self.terminal.process.pid
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        until(lambda: "receive" in self.text or self.terminal.process.poll() is not None, "a screen", ANSWER_S)
-        if self.terminal.process.poll() is not None:
-            raise Trouble(f"the screen ended: {self.text}")
+        self.since = time.monotonic()
+        try:
+            until(lambda: "▌recv" in self.text or self.terminal.process.poll() is not None, "a screen", START_S)
+            if self.terminal.process.poll() is not None:
+                raise TroubleError("the screen ended")
+        except TroubleError as trouble:
+            shown = self.text
+            self.close()
+            raise TroubleError(f"{trouble}; it shows:\n{shown}") from None
         self.since = time.monotonic()
 
     def _read(self) -> None:
@@ -171,12 +175,21 @@ class Screen:
 
     def shows(self, client_id: str) -> str:
         """What it shows when only this request is asked for by the filter, which is taken away again; it takes keys."""
-        self.type("/")
-        until(lambda: "filter id" in self.text, f"the screen to take a key; it shows:\n{self.text}", ANSWER_S)
+        deadline = time.monotonic() + ANSWER_S
+        while "filter id" not in self.text:  # keys that come while a stopped program takes its terminal again are lost
+            if time.monotonic() > deadline:
+                raise TroubleError(f"the screen takes no key; it shows:\n{self.text}")
+            self.type("\x1b")
+            time.sleep(0.2)
+            self.type("/")
+            with contextlib.suppress(TroubleError):
+                until(lambda: "filter id" in self.text, "", 4)
         self.type(client_id)
         try:
-            until(lambda: "requests 1 " in self.text, f"the screen to show {client_id}; it shows:\n{self.text}", ANSWER_S)
+            until(lambda: "requests 1 " in self.text, f"the screen to show {client_id}", ANSWER_S)
             return self.text
+        except TroubleError as trouble:
+            raise TroubleError(f"{trouble}; it shows:\n{self.text}") from None
         finally:
             self.type("\x1b")
 
@@ -213,7 +226,7 @@ def _end(process: subprocess.Popen[Any], number: signal.Signals) -> None:
     except subprocess.TimeoutExpired as error:
         process.kill()
         process.wait()
-        raise Trouble(f"a viewer did not end on {number.name}") from error
+        raise TroubleError(f"a viewer did not end on {number.name}") from error
 
 
 KINDS: Final[dict[str, type[Watcher] | type[Recording] | type[Screen]]] = {
