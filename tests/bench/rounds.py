@@ -8,7 +8,7 @@
 A round follows from its seed (`tests.faults.acts`): requests of the demo's clients, one to four acts on processes drawn
 by chance, then all that must be true (`tests.faults.round`). The engine lives on through the rounds in which none of
 its own processes was ended. Rounds are appended to ``--out`` as they end; a later call runs the seeds that are
-missing, so that several short calls add up. vLLM runs in an environment of its own: see `tests.vllm.server.vllm_python`.
+missing, so that several short calls add up. vLLM runs in an environment of its own: `tests.vllm.server.vllm_python`.
 
 Exit code 1 when a round of this call did not hold.
 """
