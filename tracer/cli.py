@@ -7,6 +7,7 @@ the command that it ran. Whatever a command needs is imported when it is called:
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -432,6 +433,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("TRACER_DEBUG") == "1":
             raise
         reason = " ".join(clean(str(error), keep_newlines=True).split()) or type(error).__name__
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            import warnings
+
+            reason = "no file descriptor is left: raise the limit (ulimit -n) or close what holds them"
+            sys.unraisablehook = lambda _: None  # an event loop that could not be made complains as it is cleared away
+            warnings.simplefilter("ignore")
         known = isinstance(error, (UsageError, OSError)) or type(error).__name__ in KNOWN
         print(f"tracer {options.name}: {reason if known else f'{type(error).__name__}: {reason}'}", file=sys.stderr)
         return 2 if known else 1

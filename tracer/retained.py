@@ -2,7 +2,9 @@
 
 For every request that is still live: all its lifecycle events, its last `Sent`, its output text. For the engine: the
 last word on each fact, a `Roster` and every step after it, far enough back for the prefill of the live requests.
-A request is forgotten a few seconds after it is over. Beyond each bound below the oldest goes, and is counted.
+A request is forgotten a few seconds after it is over, and, where a step that is kept may name it, with that step: a
+viewer that meets a member of a batch of whom it was told nothing must take it for a request without an end. Beyond each
+bound below the oldest goes, and is counted.
 """
 
 from __future__ import annotations
@@ -55,6 +57,9 @@ MAX_STEPS: Final = 4_096
 """Steps kept, with the step bytes below: 27 s at 150 steps/s. Beyond it a late viewer sees later parts of decode."""
 
 MAX_STEP_BYTES: Final = 2 * 1024 * 1024
+
+MAX_PAST: Final = 1_024
+"""Requests that are over and kept for the steps that name them; beyond it the oldest steps go, and they with them."""
 
 MAX_FACTS: Final = 256
 """Coverage rows and hook faults kept; beyond it the oldest go."""
@@ -118,6 +123,8 @@ class Retained:
         self._single: dict[type[Event], Event] = {}
         self._facts: dict[tuple[Any, ...], Event] = {}
         self._requests: dict[int, _Request] = {}
+        self._past: dict[int, tuple[int, _Request]] = {}
+        """Those that are over and that steps may name: key → (ns of the end, what is told of it)."""
         self._events = 0
         self._text = 0
         self._over: deque[tuple[int, int]] = deque()  # (ns from which on it is forgotten, key), as the next two
@@ -145,14 +152,19 @@ class Retained:
             if observer is not None and type(event.t) is int:
                 observer(event)
         self._forget_ended(now)
-        while len(self._requests) > self._max_requests or self._events > self._max_events:
-            self._forget_first()
+        while len(self._requests) + len(self._past) > self._max_requests or self._events > self._max_events:
+            if self._past:
+                self._forget_past(next(iter(self._past)))
+            else:
+                self._forget_first()
         if self._text > self._max_text:
             self._drop_text()
 
     def snapshot(self) -> list[Event]:
         """Everything kept, ordered by time."""
         events: list[Event] = [*self._single.values(), *self._facts.values()]
+        for _, past in self._past.values():
+            events += past.events
         for request in self._requests.values():
             events += request.events
             events += request.outputs
@@ -194,6 +206,8 @@ class Retained:
         if request is None:
             if kind in _LAST_WORDS:  # of a request that was forgotten
                 return
+            if event.key in self._past:  # another one by the same key
+                self._forget_past(event.key)
             request = self._requests[event.key] = _Request()
         request.events.append(event)
         self._events += 1
@@ -236,9 +250,37 @@ class Retained:
     def _forget_ended(self, now: int) -> None:
         for line in (self._over, self._half_over, self._hung_up):
             while line and line[0][0] <= now:
-                _, key = line.popleft()
-                if key in self._requests:
-                    self._forget(key)
+                over, key = line.popleft()
+                request = self._requests.get(key)
+                if request is None:
+                    continue
+                self._forget(key)
+                if line is self._over and not (request.front or request.inside):
+                    self._past[key] = over - LINGER, request
+                    request.events = [_without_text(event) if type(event) is Prompt else event
+                                      for event in request.events]  # fmt: skip
+                    self._events += len(request.events)
+        if self._past:
+            self._forget_unnamed()
+
+    def _forget_unnamed(self) -> None:
+        """Forget those that were over before the first step that is kept; where too many are left, steps go first."""
+        while True:
+            first = _named_from(self._stretches[0])
+            while self._past:
+                key, (end, _) = next(iter(self._past.items()))
+                if first is not None and end + LINGER > first:  # a step that runs ahead may still name one that ended
+                    break
+                self._forget_past(key)
+            if len(self._past) <= MAX_PAST or len(self._stretches) == 1:
+                break
+            self._drop_stretch(self._stretches.popleft())
+        while len(self._past) > MAX_PAST:
+            self._forget_past(next(iter(self._past)))
+
+    def _forget_past(self, key: int) -> None:
+        _, request = self._past.pop(key)
+        self._events -= len(request.events)
 
     def _forget_first(self) -> None:
         key, request = next(iter(self._requests.items()))
@@ -313,6 +355,13 @@ def _size(step: Step | StepDevice) -> int:
         packed = len(step.joined) + len(step.left) + len(step.odd) + len(step.blocks) + len(step.block_ids)
         return _STEP_OVERHEAD + packed
     return _STEP_OVERHEAD
+
+
+def _named_from(stretch: _Stretch) -> int | None:
+    """From when on it names members of the batch (ns); None when it names nobody."""
+    if stretch.roster is not None:
+        return min(stretch.roster.t, stretch.steps[0].t) if stretch.steps else stretch.roster.t
+    return stretch.steps[0].t if stretch.steps else None
 
 
 def _began(stretch: _Stretch) -> int:

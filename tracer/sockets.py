@@ -33,6 +33,9 @@ BACKLOG: Final = 16
 _LONGEST_PATH: Final = 107
 """Bytes of a path that fit into a unix address on Linux, less the closing NUL."""
 
+OUT_OF_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+"""Errors of a process, or a system, that has no room for another open file: it passes."""
+
 _NAME: Final = re.compile(r"(\d{1,10})-[0-9a-f]{8}\.sock")
 _UNNAMED: Final = re.compile(r"\.(\d{1,10})-[0-9a-f]{8}\.new")
 _CREDENTIALS: Final = struct.Struct("iII")
@@ -132,7 +135,8 @@ def connect(path: Path) -> socket.socket:
     """A non-blocking connection to the traced process behind `path`.
 
     Raises ConnectionRefusedError when it is dead, BlockingIOError when it is busy (try again), SocketError when it
-    belongs to another user or is no socket of ours, FileNotFoundError when it is gone.
+    belongs to another user or is no socket of ours, FileNotFoundError when it is gone, and OSError when we are out of
+    descriptors.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
     try:
@@ -144,6 +148,8 @@ def connect(path: Path) -> socket.socket:
     except OSError as error:
         connection.close()
         if isinstance(error, (SocketError, ConnectionRefusedError, BlockingIOError, FileNotFoundError)):
+            raise
+        if error.errno in OUT_OF_DESCRIPTORS:
             raise
         raise SocketError(f"cannot connect to {path}: {_why(error)}") from None
     return connection

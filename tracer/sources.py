@@ -22,6 +22,7 @@ from tracer.events import Header, SourceGone
 from tracer.frames import FrameError, FrameReader, Hello, decode
 from tracer.intake import MAX_HELLO, Delivery, Intake
 from tracer.sockets import (
+    OUT_OF_DESCRIPTORS,
     SocketError,
     alive,
     connect,
@@ -107,6 +108,10 @@ class LiveSource:
                 return connect(self.path)
             except BlockingIOError:  # its queue is full: it is stopped, or many knock
                 await asyncio.sleep(_KNOCK)
+            except OSError as error:
+                if error.errno not in OUT_OF_DESCRIPTORS:
+                    raise
+                await asyncio.sleep(_KNOCK)  # we have no room for it, which says nothing about it
 
     async def _farewell(self, pid: int) -> str:
         """Why the stream ended: the process is over, or it only stopped talking."""
@@ -157,7 +162,8 @@ class DirectorySource:
         async with asyncio.TaskGroup() as readers:
             while True:
                 found = {path: file for path in self._paths() if (file := _file(path)) is not None}
-                followed = {path: file for path, file in followed.items() if path in found}
+                # Not those that were not found: without a descriptor to spare a directory looks empty.
+                followed = {path: file for path, file in followed.items() if _file(path) is not None}
                 for path, file in found.items():
                     if followed.get(path) != file:
                         followed[path] = file

@@ -24,7 +24,7 @@ class Terminal:
         self.screen = pyte.Screen(WIDTH, HEIGHT)
         self.raw = bytearray()
         self._stream = pyte.ByteStream(self.screen)
-        self._master, slave = pty.openpty()
+        self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
         self.before = termios.tcgetattr(slave)
         self.slave = slave
@@ -37,10 +37,10 @@ class Terminal:
         """Take in what is written within so many seconds."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            if not select.select([self._master], [], [], left)[0]:
+            if not select.select([self.master], [], [], left)[0]:
                 return
             try:
-                data = os.read(self._master, 65_536)
+                data = os.read(self.master, 65_536)
             except OSError:  # nobody holds the other end any more
                 return
             self.raw += data
@@ -48,7 +48,7 @@ class Terminal:
 
     def type(self, keys: str) -> None:
         """Type something."""
-        os.write(self._master, keys.encode())
+        os.write(self.master, keys.encode())
 
     @property
     def text(self) -> str:
@@ -78,4 +78,4 @@ class Terminal:
             self.process.kill()
         self.process.wait()
         os.close(self.slave)
-        os.close(self._master)
+        os.close(self.master)

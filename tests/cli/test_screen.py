@@ -178,8 +178,8 @@ def test_everything_goes_when_the_terminal_goes(terminal: Open, tracer: Commands
     shown = terminal("run", "--", *traced("tinyengine", "for", "600"))
     shown.wait_for_text("waits-2")
     shown.process.send_signal(signal.SIGHUP)
-    os.close(shown._master)
-    shown._master = os.open(os.devnull, os.O_RDWR)
+    os.close(shown.master)
+    shown.master = os.open(os.devnull, os.O_RDWR)
     shown.process.wait(timeout=60)
     assert shown.process.returncode != 0
 
@@ -192,9 +192,9 @@ def test_a_terminal_that_goes_while_the_screen_is_being_left_keeps_nothing_alive
     shown.wait_for_text("waits-2")
     shown.type("q")
     shown.read(pause_s)
-    os.close(shown._master)
+    os.close(shown.master)
     os.close(shown.slave)
-    shown._master, shown.slave = os.open(os.devnull, os.O_RDWR), os.open(os.devnull, os.O_RDWR)
+    shown.master, shown.slave = os.open(os.devnull, os.O_RDWR), os.open(os.devnull, os.O_RDWR)
     shown.process.send_signal(signal.SIGHUP)
     shown.process.wait(timeout=60)
 

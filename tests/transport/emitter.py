@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import multiprocessing
 import os
@@ -130,13 +131,58 @@ def relax() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, hard), hard))
 
 
+def forks(count: int) -> list[int]:
+    """Children one after another, each ended at once, while a thread goes on emitting; their exit codes."""
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.wait(0.001):
+            emit_sent(20)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    codes = []
+    for _ in range(count):
+        child = os.fork()
+        if child == 0:
+            emit_sent(1)
+            os._exit(7)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    stop.set()
+    worker.join()
+    return codes
+
+
+def crash(how: str, seconds: float) -> None:
+    """Emit from two threads, and after so many seconds end as engines do: in the middle of it."""
+
+    def work(key: int) -> None:
+        emit_live(key)
+        while True:
+            emit_sent(50)
+            time.sleep(0.001)
+
+    for key in (1, 2):
+        threading.Thread(target=work, args=(key,), daemon=True).start()
+    time.sleep(seconds)
+    match how:
+        case "segfault":
+            ctypes.string_at(0)
+        case "abort":
+            os.abort()
+        case "exit":
+            os._exit(3)
+        case _:
+            raise MemoryError("the engine's own")
+
+
 def status() -> dict[str, Any]:
     """Counters of this process."""
     used = time.process_time()
     return {
         "pid": os.getpid(), "path": str(publisher.path), "error": publisher.error, "source": publisher.header.source,
         "emitted": buffer.emitted, "dropped": buffer.dropped, "viewers": publisher.viewers, "cpu": used,
-        "threads": threading.active_count(),
+        "threads": threading.active_count(), "fds": len(list(Path("/proc/self/fd").iterdir())),
         "rss": int(os.pread(statm, 128, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE"),
     }  # fmt: skip
 
@@ -150,7 +196,8 @@ def finish() -> dict[str, Any]:
 COMMANDS: dict[str, Callable[..., Any]] = {
     "sent": emit_sent, "text": emit_text, "steps": emit_steps, "live": emit_live, "end": emit_end,
     "threads": emit_from_threads, "fork": fork, "multiprocessing": child_of_multiprocessing, "daemon": daemon,
-    "exhaust": exhaust, "relax": relax, "status": status, "role": publisher.set_role, "finish": finish,
+    "forks": forks, "crash": crash, "exhaust": exhaust, "relax": relax, "status": status,
+    "role": publisher.set_role, "finish": finish,
 }  # fmt: skip
 
 

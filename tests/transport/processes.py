@@ -33,10 +33,13 @@ def environment(directory: Path) -> dict[str, str]:
 
 
 class Emitter:
-    """A traced process in which every command is answered."""
+    """A traced process in which every command is answered. `before`: code that runs in it first."""
 
-    def __init__(self, directory: Path) -> None:
-        command = [sys.executable, str(HERE / "emitter.py")]
+    def __init__(self, directory: Path, before: str = "") -> None:
+        script = str(HERE / "emitter.py")
+        command = [sys.executable, script]
+        if before:
+            command = [sys.executable, "-c", f"{before}\nimport runpy\nrunpy.run_path({script!r}, run_name='__main__')"]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(directory)
         )
@@ -74,9 +77,9 @@ class Emitter:
 
 
 @contextmanager
-def emitter(directory: Path) -> Iterator[Emitter]:
-    """A traced process for the length of a with block."""
-    started = Emitter(directory)
+def emitter(directory: Path, before: str = "") -> Iterator[Emitter]:
+    """A traced process for the length of a with block; see `Emitter`."""
+    started = Emitter(directory, before)
     try:
         yield started
     finally:

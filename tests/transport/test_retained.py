@@ -28,8 +28,12 @@ from tracer.events import (
     Sent,
     Step,
     StepDevice,
+    pack_u32,
+    unpack_u32,
 )
-from tracer.retained import HALF_OVER, HUNG_UP, LINGER, Retained
+from tracer.retained import HALF_OVER, HUNG_UP, LINGER, MAX_PAST, Retained
+from tracer.state.trace_state import TraceState
+from tracer.state.view import Phase
 
 S = NS_PER_S
 
@@ -83,6 +87,49 @@ def test_a_request_is_forgotten_a_little_after_its_end() -> None:
     assert retained.snapshot() == []
     retained.observe([Sent(6, 1, 1, 1), Output(6, 1, 0, "x"), Released(6, 1), Finished(6, 1, "stop")], 6 + LINGER)
     assert retained.snapshot() == []
+
+
+def life(key: int, begin: int, end: int) -> list[Event]:
+    """A request from its receipt to its end."""
+    rid = f"r{key}"
+    return [
+        Received(begin, key, rid), Prompt(begin + 1, key, "secret", 6, b"1234", 1), Queued(begin + 2, key, rid, 1),
+        Scheduled(begin + 3, key, begin + 3), Finished(end, key, "stop", 2), Released(end + 1, key),
+        Closed(end + 2, key),
+    ]  # fmt: skip
+
+
+def test_whoever_a_kept_step_names_is_told_to_be_over() -> None:
+    """A late viewer took a member of an old batch of whom nothing was said for a request without an end."""
+    retained = Retained()
+    first, row = Step(2 * S, 1, joined=pack_u32([1]), batch=1), pack_u32((1, 1, 1, 1, 1, 1))
+    retained.observe([*life(1, S, 3 * S), first, Roster(2 * S + 5, 1, row), Step(2 * S + 9, 2, batch=1)], 4 * S)
+    retained.observe([Heartbeat(60 * S)], 60 * S)  # nothing has run for a minute: the last steps are those of request 1
+    state = TraceState()
+    for event in retained.snapshot():
+        state.apply("engine", event)
+    snapshot = state.snapshot()
+    assert [(view.rid, view.phase, view.incomplete) for view in snapshot.requests] == [("r1", Phase.DONE, False)]
+    assert snapshot.live == 0
+    assert [event.text for event in told(retained, Prompt)] == [""], "its text is gone"  # type: ignore[attr-defined]
+    for key, at in ((2, 61 * S), (3, 81 * S)):
+        retained.observe([*life(key, at, at + S), Roster(at + 10, key * 2, b""), Step(at + 20, key * 2 + 1)], at + S)
+        retained.observe([Heartbeat(at + 10 * S)], at + 10 * S)
+    assert keys(retained) == {2, 3}, "no step names the first any more"
+
+
+def test_requests_that_are_over_and_named_are_bounded_and_steps_go_with_them() -> None:
+    retained = Retained()
+    retained.observe([Received(S, 0, "long"), Queued(S + 1, 0, "long")], S)
+    for key in range(1, 2 * MAX_PAST):
+        at = S + key * S // 10
+        step = Step(at + 13, 2 * key + 1, joined=pack_u32([key]))
+        retained.observe([*life(key, at, at + 9), Roster(at + 12, 2 * key, b""), step], at)
+        if key % 500 == 0:
+            joined = [step.joined for step in told(retained, Step)]  # type: ignore[attr-defined]
+            assert {key for packed in joined for key in unpack_u32(packed)} <= keys(retained)
+    assert len(keys(retained)) <= MAX_PAST + 1 + 6 * 10
+    assert 0 in keys(retained)
 
 
 def test_a_process_that_never_sees_the_front_end_forgets_at_the_finish() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import resource
 import signal
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from .processes import PATIENCE, Emitter, emitter, eventually
 
 pytestmark = pytest.mark.slow
 
+FDS = Path("/proc/self/fd")
 HELLO = encode(
     Hello(Header(SCHEMA_VERSION, "host:1:a", 1, "engine", "t", "host", clock.boot_id(), ClockAnchor.take()))
 )
@@ -259,6 +261,50 @@ async def test_a_second_source_of_the_same_name_is_refused(directory: Path) -> N
                 got = await reading
     assert "claims the name" in gone(got)
     assert sum(one.header is not None for one in got) == 1
+
+
+async def test_out_of_descriptors_a_viewer_keeps_what_it_has_and_joins_the_others_later(directory: Path) -> None:
+    """It took its empty-handed look at the folder for an empty folder, followed everything twice when it could look
+    again, and took a process that it had no descriptor for as gone."""
+    elsewhere = directory / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    with emitter(directory) as first, emitter(elsewhere) as second:
+        seen: list[Delivery] = []
+        source = DirectorySource(directory, poll_s=0.05)
+        reading = asyncio.create_task(read(source, lambda got: bool(seen.__setitem__(slice(None), got))))
+        while not any(one.events for one in seen):
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(first.ask, "status")  # what that imports at its first use needs a descriptor too
+        with no_descriptors():
+            os.link(second.path, directory / second.path.name)
+            await asyncio.sleep(0.6)
+            await asyncio.to_thread(first.ask, "sent", 5)
+            while sum(type(event) is Sent for one in seen for event in one.events) < 5:
+                await asyncio.sleep(0.01)
+        while second.source not in {one.source for one in seen}:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    assert gone(seen) == ""
+    assert [one.source for one in seen if one.header is not None] == [first.source, second.source]
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """This process cannot open anything."""
+    old = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(path.name) for path in FDS.iterdir()) + 2, old[1]))
+    taken = []
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        yield
+    finally:
+        for one in taken:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, old)
 
 
 def test_discover_lists_the_living_and_removes_the_dead(directory: Path) -> None:

@@ -1,0 +1,144 @@
+"""Rounds of faults on a real engine under load: every process of it and its viewers killed, stopped, ended, restarted.
+
+    python -m tests.bench.rounds --engine transformers --model FOLDER --rounds 200 --out docs/rounds.jsonl
+    python -m tests.bench.rounds --engine vllm --model FOLDER --rounds 30 --out docs/rounds.jsonl --minutes 9
+    python -m tests.bench.rounds --engine paper --rounds 500 --seed 7 --out paper.jsonl     no model, seconds a round
+    python -m tests.bench.rounds --out docs/rounds.jsonl                                    the table alone
+
+A round follows from its seed (`tests.faults.acts`): requests of the demo's clients, one to four acts on processes drawn
+by chance, then all that must be true (`tests.faults.round`). The engine lives on through the rounds in which none of
+its own processes was ended. Rounds are appended to ``--out`` as they end; a later call runs the seeds that are
+missing, so that several short calls add up. vLLM runs in an environment of its own: `tests.vllm.server.vllm_python`.
+
+Exit code 1 when a round of this call did not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.faults.acts import plan
+from tests.faults.engine import TracedEngine, TroubleError
+from tests.faults.round import Rounds
+
+DEADLY = {"transformers": 0.2, "vllm": 0.15, "paper": 0.3}
+"""Share of the rounds in which a process of the engine is ended: it has to be started anew then."""
+
+
+@dataclass
+class Outcome:
+    """One round. `acts` as ``kill screen``; `problems` what did not hold, empty when all did; `missing` events that the
+    watcher counted as lost; `started` whether the engine came up for it."""
+
+    engine: str
+    seed: int
+    acts: list[str]
+    problems: list[str]
+    missing: int
+    requests: int
+    seconds: float
+    started: bool
+    at: str
+
+
+def run(engine: str, model: str, seeds: Sequence[int], minutes: float, out: Path) -> int:
+    """The rounds of these seeds, as far as the time allows; how many did not hold."""
+    python = ""
+    if engine == "vllm":
+        from tests.vllm.server import vllm_python
+
+        python = str(vllm_python())
+    until = time.monotonic() + minutes * 60
+    rounds: Rounds | None = None
+    failed = 0
+    try:
+        for seed in seeds:
+            if time.monotonic() > until:
+                break
+            started = rounds is None
+            if rounds is None:
+                rounds = Rounds(TracedEngine(engine, model, seed, python))
+            this = plan(seed, list(rounds.engine.roles), DEADLY[engine])
+            begin = time.monotonic()
+            problems = rounds.do(this)
+            seconds = time.monotonic() - begin
+            if rounds.dead is not None or problems:
+                problems = problems + rounds.close()
+            outcome = Outcome(engine, seed, [str(act) for act in this.acts], problems, rounds.missing, sum(this.visits),
+                              round(seconds, 1), started, datetime.now(UTC).strftime("%Y-%m-%d %H:%M"))  # fmt: skip
+            if rounds.dead is not None or problems:
+                rounds = None
+            failed += bool(problems)
+            with out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(outcome)) + "\n")
+            print(f"{engine} {seed}: {', '.join(outcome.acts)}: {'; '.join(problems) or 'held'} ({seconds:.0f} s)",
+                  file=sys.stderr, flush=True)  # fmt: skip
+    finally:
+        if rounds is not None:
+            left = rounds.close()
+            failed += bool(left)
+            if left:
+                print(f"at the end: {'; '.join(left)}", file=sys.stderr)
+    return failed
+
+
+def read(out: Path) -> list[Outcome]:
+    """The rounds that have run."""
+    if not out.exists():
+        return []
+    return [Outcome(**json.loads(line)) for line in out.read_text(encoding="utf-8").splitlines() if line]
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Rounds and acts by engine, and how many held, in Markdown."""
+    tried: Counter[tuple[str, str]] = Counter()
+    held: Counter[tuple[str, str]] = Counter()
+    engines = sorted({one.engine for one in outcomes})
+    for one in outcomes:
+        for name in ("all rounds", *dict.fromkeys(one.acts)):
+            tried[name, one.engine] += 1
+            held[name, one.engine] += not one.problems
+    names = ["all rounds", *sorted({name for name, _ in tried} - {"all rounds"})]
+    lines = ["| rounds with | " + " | ".join(engines) + " |", "|---|" + "---|" * len(engines)]
+    for name in names:
+        cells = [f"{held[name, engine]} of {tried[name, engine]} held" if tried[name, engine] else "–"
+                 for engine in engines]  # fmt: skip
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--engine", choices=sorted(DEADLY), default="transformers")
+    parser.add_argument("--model", default="", help="folder of a model; paper needs none")
+    parser.add_argument("--rounds", type=int, default=0, help="rounds that this engine shall have in all; 0: the table")
+    parser.add_argument("--seed", type=int, default=1, help="of the first round")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no round after so many")
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end in which the engine and its viewers are ended too
+    done = {one.seed for one in read(options.out) if one.engine == options.engine}
+    seeds = [seed for seed in range(options.seed, options.seed + options.rounds) if seed not in done]
+    failed = 0
+    try:
+        if seeds:
+            failed = run(options.engine, options.model, seeds, options.minutes, options.out)
+    except TroubleError as trouble:
+        print(f"rounds: {trouble}", file=sys.stderr)
+        return 2
+    print(table(read(options.out)))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
