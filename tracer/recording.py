@@ -17,18 +17,24 @@ from tracer.block_file import BlockFile, mark_block
 from tracer.block_maker import BlockMaker, Made
 from tracer.blocks import BASE, KEYFRAME, MAX_RAW
 from tracer.clock import NS_PER_S
-from tracer.events import Header
+from tracer.events import Event, Header
+from tracer.frames import encode_events
 from tracer.intake import Delivery
 from tracer.zstd_frames import DENSE, LEVEL
 
 BLOCK_NS: Final = NS_PER_S
 """Time that one block covers at most, of the clock and of the trace."""
 
-KEYFRAME_NS: Final = 10 * NS_PER_S
+KEYFRAME_NS: Final = 5 * NS_PER_S
 """Time of the trace between two keyframes, while anything happens."""
 
+
 class Keyframes(Protocol):
-    """Makes keyframes of what a recorder writes (`tracer.keyframes.keyframer.Keyframer`). An engine records without."""
+    """Makes keyframes of what a recorder writes (`tracer.keyframes.keyframer.Keyframer`), and packs it densely. An
+    engine records without."""
+
+    def encode(self, seq: int, events: list[Event]) -> list[bytes]:
+        """Frames of events, the first one numbered `seq` (`tracer.event_columns.encode`)."""
 
     def take(self, number: int, deliveries: Sequence[Delivery]) -> None:
         """Fold in what block `number` holds."""
@@ -67,8 +73,11 @@ class Recorder:
         """Events in the file."""
         # An engine records without keyframes, and on its own processor.
         level = LEVEL if keyframes is None else DENSE
-        self._maker = BlockMaker(with_text=with_text, began=now(), level=level)
-        self._file = BlockFile(self.path, with_text=with_text, overwrite=overwrite, on_error=on_error)
+        encode = encode_events if keyframes is None else keyframes.encode
+        self._maker = BlockMaker(with_text=with_text, began=now(), level=level, encode=encode)
+        self._file = BlockFile(
+            self.path, with_text=with_text, columns=keyframes is not None, overwrite=overwrite, on_error=on_error
+        )
         self._now = now
         self._keyframes = keyframes
         self._refused = 0

@@ -11,7 +11,7 @@ import contextlib
 import time
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,8 +22,9 @@ from tracer.events import Event, Header, Step
 from tracer.frames import SequenceCheck
 from tracer.intake import Delivery
 from tracer.keyframes.keyframer import Keyframer
+from tracer.keyframes.records import Keyframe
 from tracer.keyframes.requests import KeyframeError
-from tracer.keyframes.restore import StepsLostError, restore, usable, without_collections
+from tracer.keyframes.restore import StepsLostError, decoded, restore, usable, without_collections
 from tracer.recording import KEYFRAME_NS
 from tracer.state.trace_state import TraceState
 from tracer.trace_file import TraceFile
@@ -32,6 +33,9 @@ from tracer.zstd_frames import pack, unpack
 NEAR_NS: Final = 2 * NS_PER_S
 """So far ahead one folds on from where one is: a keyframe is not reached sooner."""
 
+
+KEYFRAMES_KEPT: Final = 24 * 1024 * 1024
+"""Bytes of keyframes that are remembered: the chain of a place is mostly that of the place before."""
 
 STEPS_KEPT: Final = 512
 """Blocks whose steps are remembered: a player is mostly sent to somewhere near."""
@@ -63,6 +67,9 @@ class KeyframeIndex:
         self.trace = trace
         self._keyframe_ns = keyframe_ns
         self._steps: OrderedDict[int, dict[str, list[Step]]] = OrderedDict()
+        self._keyframes: OrderedDict[int, tuple[Keyframe, int]] = OrderedDict()
+        """By number of the block, with its size."""
+        self._bytes = 0
         self._numbers = [block.number for block in trace.blocks]
         self._by_number = {block.number: block for block in trace.blocks}
         self._own: list[_Made] = []
@@ -130,17 +137,17 @@ class KeyframeIndex:
             begin = place - 1
             while begin > 0 and not keyframes[begin].flags & BASE:
                 begin -= 1
-            chain: list[bytes] = []
-            for block in keyframes[begin:place]:
-                content = self.trace.content(block)
-                if content is None:
-                    break
-                chain.append(content)
-            if not chain:
-                place = begin
-                continue
-            last = keyframes[begin + len(chain) - 1]
+            chain: list[bytes | Keyframe] = []
             try:
+                for block in keyframes[begin:place]:
+                    keyframe = self._decoded(block)
+                    if keyframe is None:
+                        break
+                    chain.append(keyframe)
+                if not chain:
+                    place = begin
+                    continue
+                last = keyframes[begin + len(chain) - 1]
                 return self._restored(chain, bisect_right(self._numbers, last.number))
             except StepsLostError as error:  # those before the damage do not need what was lost there
                 place = min(place - 1, bisect_right(keyframes, error.number, key=lambda block: block.number))
@@ -151,6 +158,22 @@ class KeyframeIndex:
                 self._make_own()
                 return None
         return None
+
+    def _decoded(self, block: Block) -> Keyframe | None:
+        """The keyframe in a block, None when that is damaged. Raises KeyframeError when it is none."""
+        known = self._keyframes.get(block.number)
+        if known is None:
+            content = self.trace.content(block)
+            if content is None:
+                return None
+            known = decoded(content), len(content)
+            self._keyframes[block.number] = known
+            self._bytes += len(content)
+            while self._bytes > KEYFRAMES_KEPT and len(self._keyframes) > 1:
+                self._bytes -= self._keyframes.popitem(last=False)[1][1]
+        else:
+            self._keyframes.move_to_end(block.number)
+        return known[0]
 
     def _from_memory(self, t: int) -> Place | None:
         place = bisect_right(self._own, t, key=lambda made: made.last)
@@ -164,7 +187,7 @@ class KeyframeIndex:
             return self._restored(chain, self._own[place - 1].block)
         return None
 
-    def _restored(self, chain: list[bytes], block: int) -> Place:
+    def _restored(self, chain: Sequence[bytes | Keyframe], block: int) -> Place:
         state, seqs = restore(chain, self._steps_in)
         checks: dict[str, SequenceCheck] = {}
         for name, seq in seqs.items():
@@ -181,8 +204,8 @@ class KeyframeIndex:
         if block is None:
             raise StepsLostError(number)
         steps: dict[str, list[Step]] = {}
-        for delivery in self.trace.read(block):
-            steps.setdefault(delivery.source, []).extend([e for e in delivery.events if type(e) is Step])
+        for delivery in self.trace.read_only(block, Step):
+            steps.setdefault(delivery.source, []).extend(delivery.events)  # type: ignore[arg-type]
         if self.trace.damaged(block):
             raise StepsLostError(number)
         self._steps[number] = steps

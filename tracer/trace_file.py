@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from tracer import event_columns
 from tracer.block_file import index_blocks, lock, why
 from tracer.block_maker import BlockMaker
 from tracer.blocks import (
@@ -42,8 +43,8 @@ from tracer.blocks import (
     read_tail,
     tail,
 )
-from tracer.events import SCHEMA_VERSION, Gap, Header
-from tracer.frames import Batch, FrameError, SequenceCheck, decode
+from tracer.events import SCHEMA_VERSION, Event, Gap, Header
+from tracer.frames import Batch, FrameError, Hello, SequenceCheck, decode
 from tracer.intake import MAX_GAP, Delivery
 
 _WINDOW: Final = 1024 * 1024
@@ -54,6 +55,7 @@ _MOST_PROBLEMS: Final = 20
 
 _LENGTH: Final = struct.Struct("<I")
 _SPEAKER_TAG: Final = 2
+_COLUMNS_TAG: Final = bytes([event_columns.TAG])
 _speaker: Final = msgspec.msgpack.Decoder(Speaker)
 _index: Final = msgspec.msgpack.Decoder(Index)
 _mark: Final = msgspec.msgpack.Decoder(Mark)
@@ -159,6 +161,13 @@ class TraceFile:
         """The deliveries in a block of events, as they were recorded; none when it is damaged."""
         return [told for told, _ in self._parts(block)]
 
+    def read_only(self, block: Block, kind: type[Event]) -> list[Delivery]:
+        """As `read`, with the events of one kind alone: quicker where they lie in columns."""
+        return [
+            Delivery(told.source, told.header, [event for event in told.events if type(event) is kind], told.unknown)
+            for told, _ in self._parts(block, kind)
+        ]
+
     def deliveries(self, start: int = 0, checks: dict[str, SequenceCheck] | None = None) -> Iterator[Delivery]:
         """All deliveries from the block at place `start` on. What is missing between them is a `Gap` event in place.
 
@@ -189,7 +198,8 @@ class TraceFile:
 
     # --- blocks -------------------------------------------------------------------------------------------------------
 
-    def _parts(self, block: Block) -> list[tuple[Delivery, Batch | None]]:
+    def _parts(self, block: Block, only: type[Event] | None = None) -> list[tuple[Delivery, Batch | None]]:
+        """What is in a block, and the batch that each delivery was; see `read_only`."""
         content = self.content(block)
         if content is None:
             return []
@@ -212,7 +222,11 @@ class TraceFile:
                         self._check_schema(speaker.header)
                     found.append((Delivery(speaker.source, speaker.header, [], max(0, speaker.unknown)), None))
                     continue
-                frame, unknown = decode(payload)
+                frame: Hello | Batch
+                if payload[1:2] == _COLUMNS_TAG:
+                    frame, unknown = event_columns.decode(payload, only)
+                else:
+                    frame, unknown = decode(payload)
                 if speaker is None or not isinstance(frame, Batch):
                     raise FrameError("nobody says whose events these are")
                 found.append((Delivery(speaker.source, None, list(frame.events), unknown), frame))

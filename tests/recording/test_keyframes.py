@@ -206,7 +206,7 @@ def test_a_made_up_keyframe_is_refused_or_harmless(seed: int) -> None:
     place = pick.randrange(len(chain))
     keyframe = msgspec.msgpack.decode(chain[place])
     names = Keyframe.__struct_fields__
-    packed = {names.index("present"): None, **{names.index(name): 1 for name in ("early", "late", "steps")}}
+    packed = {names.index("present"): None, **{names.index(name): 1 for name in ("found", "early", "late", "steps")}}
     which = pick.choice([*range(1, len(keyframe)), *packed, *packed])  # these are packed once more
     if which in packed:
         holder = keyframe[which] if packed[which] is None else keyframe[which][1]
@@ -333,4 +333,4 @@ def test_nothing_of_the_state_is_unknown_to_keyframes() -> None:
     for part in parts:
         assert set(vars(part)) == KNOWN[type(part)], type(part)
     assert set(Settled.__slots__) == {"count", "last", "times", "batches", "parts", "step", "token", "end"}
-    assert all(columns_of(group) for group in ("early", "late", "steps"))
+    assert all(columns_of(group) for group in ("found", "early", "late", "steps"))

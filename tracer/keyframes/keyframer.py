@@ -8,7 +8,7 @@ blocks they are. `tracer.keyframes.restore` reads them.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from operator import attrgetter
 from typing import Any, Final
 
@@ -16,20 +16,23 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracer.events import Step, pack_u32
+from tracer import event_columns
+from tracer.events import Event, Step, pack_u32
 from tracer.intake import Delivery
 from tracer.keyframes.records import (
     AMENDED,
     BatchRecord,
     HistoryRecord,
     Keyframe,
+    PiecesRecord,
     Present,
     RateRecord,
     SourceRecord,
     TallyRecord,
-    TimerRecord,
+    TimersRecord,
     columns_of,
     early_record,
+    found_record,
     instants_of,
     late_record,
     packed,
@@ -43,6 +46,7 @@ from tracer.keyframes.rows import (
     by_block,
     differences,
     early_rows,
+    found_rows,
     frozen,
     late_rows,
     make_relative,
@@ -51,11 +55,11 @@ from tracer.keyframes.rows import (
     numbers,
     packed_ints,
     pairs,
-    slim,
     tables_record,
     told,
 )
 from tracer.keyframes.steps import ToldSteps
+from tracer.state.decode import DECODE_PARTS
 from tracer.state.histogram import WindowedTimer
 from tracer.state.rates import RateLog
 from tracer.state.requests import Request
@@ -64,8 +68,10 @@ from tracer.state.steps import Batch
 from tracer.state.timers import TIMERS
 from tracer.state.trace_state import TraceState
 
-CHAIN: Final = 60
+CHAIN: Final = 120
 """Keyframes that build upon one another. More make smaller files and longer seeks."""
+
+NO_PARTS: Final = (None,) * len(DECODE_PARTS)
 
 Ints = npt.NDArray[np.int64]
 
@@ -79,14 +85,21 @@ class Keyframer:
         self._since_base = -1
         self._steps: dict[str, ToldSteps] = {}
         self._over: list[int] = []
-        self._told: dict[int, tuple[Row, Row, Row]] = {}
+        self._told: dict[int, tuple[Row, Row, Row, Row]] = {}
         self._marks: dict[int, Row] = {}
         self._runs: dict[int, int] = {}
         """Index of the first step that a request's settled tokens refer to."""
         self._tables: dict[str, dict[int, list[int]]] = {}
-        self._timers: dict[str, Ints] = {}
+        self._counts: Ints | None = None
+        """Of all timers, as they were told last."""
         self._rates: list[int | None] = [None] * 3
         self._books: dict[str, bytes] = {}
+        self._changed: Set[str] = frozenset()
+        """Names of the pieces that were told last."""
+
+    def encode(self, seq: int, events: list[Event]) -> list[bytes]:
+        """Frames of events, the first one numbered `seq`: as dense as a viewer can make them."""
+        return event_columns.encode(seq, events)
 
     def take(self, number: int, deliveries: Sequence[Delivery]) -> None:
         """Fold in what block `number` of the file holds."""
@@ -132,13 +145,13 @@ class Keyframer:
         self._since_base = 0 if base else self._since_base + 1
         if base:
             self._over, self._told, self._marks = [], {}, {}
-            self._tables, self._timers, self._rates, self._books = {}, {}, [None] * 3, {}
+            self._tables, self._counts, self._rates, self._books = {}, None, [None] * 3, {}
         state, table = self.state, self.state.requests
         firsts = {name: self._steps.setdefault(name, ToldSteps()).next for name in state.sources}
         for name, source in state.sources.items():
             self._steps[name].catch_up(source.batch.history)
         live, over = list(table.live.values()), list(table.over.values())
-        early, late, steps = self._changes([*live, *over])
+        found, early, late, steps = self._changes([*live, *over])
         if base:
             self._forget_columns()
         serials = list(table.over)
@@ -185,6 +198,7 @@ class Keyframer:
             },
             gone=pack_u32(gone),
             came=pack_u32(came),
+            found=told(found, found_record(), found_rows(found)),
             early=told(early, early_record(), early_rows(early)),
             late=told(late, late_record(), late_rows(late)),
             steps=told(steps, steps_record(), self._step_rows(steps)),
@@ -196,19 +210,19 @@ class Keyframer:
                 self._rate(place, log)
                 for place, log in enumerate((state.received, state.scheduled, state.produced))
             ],
-            timers=[self._timer(name, state.timers._timers[name]) for name in TIMERS],
-            books=packed(self._pieces()),
+            timers=self._timers_told([state.timers._timers[name] for name in TIMERS]),
+            books=self._pieces(),
         )  # fmt: skip
         return msgspec.msgpack.encode(keyframe), base
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def _changes(self, requests: list[Request]) -> tuple[Rows, Rows, Rows]:
-        """Of which requests early, late, or steps' fields are not what the keyframes before have told."""
-        groups = [attrgetter(*columns_of(group)) for group in ("early", "late", "steps")]
+    def _changes(self, requests: list[Request]) -> tuple[Rows, Rows, Rows, Rows]:
+        """Of which requests found, early, late, or steps' fields are not what the keyframes before have told."""
+        groups = [attrgetter(*columns_of(group)) for group in ("found", "early", "late", "steps")]
         told, self._told = self._told, {}
         marks, self._marks = self._marks, {}
-        changes: tuple[Rows, Rows, Rows] = [], [], []
+        changes: tuple[Rows, Rows, Rows, Rows] = [], [], [], []
         for request in requests:
             serial, settled = request.serial, request.settled
             if request.over is not None:
@@ -216,11 +230,11 @@ class Keyframer:
                 if marks.get(serial) == now:
                     self._told[serial] = told[serial]
                     continue
-            early, late, steps = [frozen(group(request)) for group in groups]
+            found, early, late, steps = [frozen(group(request)) for group in groups]
             steps += (settled.count, settled.last, len(settled.times), *settled.parts, settled.step, settled.token,
                       settled.end, id(request.batch))  # fmt: skip
-            row = (early, late, steps)
-            before = told.get(serial, (None, None, None))
+            row = (found, early, late, steps)
+            before = told.get(serial, (None, None, None, None))
             for rows, then, values in zip(changes, before, row, strict=True):
                 if then != values:
                     rows.append((request, values))
@@ -232,7 +246,6 @@ class Keyframer:
         """See `steps_record`."""
         names = {id(source.batch): name for name, source in self.state.sources.items()}
         of_fields = attrgetter(*columns_of("steps"))
-        passes = [columns_of("steps").index(name) for name in ("passes", "redo")]
         last = 0
         for request, _ in rows:
             settled = request.settled
@@ -242,13 +255,12 @@ class Keyframer:
                 self._runs[request.serial] = min(runs[::2])
             literal = runs is None
             fields = list(of_fields(request))
-            for place in passes:
-                fields[place] = [slim(part) for part in fields[place]]
             make_relative(fields, instants_of("steps"), settled.last)
             yield [
-                source, settled.count, settled.last - last, settled.parts, settled.step, settled.token - settled.last,
-                settled.end - settled.token, runs, differences(settled.times) if literal else b"",
-                settled.batches.tobytes() if literal else b"", *fields,
+                source, runs, differences(settled.times) if literal else b"",
+                settled.batches.tobytes() if literal else b"", settled.count, settled.last - last, settled.step,
+                settled.token - settled.last, settled.end - settled.token,
+                *(settled.parts or NO_PARTS), *fields,
             ]  # fmt: skip
             last = settled.last
 
@@ -355,15 +367,23 @@ class Keyframer:
             len(times), differences(times[new:]), [differences(column[new:]) for column in sums], list(dropped)
         )
 
-    def _pieces(self) -> dict[str, bytes]:
-        """The pieces of the books that have changed."""
+    def _pieces(self) -> list[PiecesRecord]:
+        """The pieces of the books that have changed. What changes in every keyframe lies apart: none but the last is
+        read then."""
         before, self._books = self._books, self.state.books.chunks()
-        return {name: piece for name, piece in self._books.items() if before.get(name) != piece}
+        changed = {name: piece for name, piece in self._books.items() if before.get(name) != piece}
+        often = [name for name in changed if name in self._changed]
+        once = [name for name in changed if name not in self._changed]
+        self._changed = changed.keys()
+        return [
+            PiecesRecord(names, packed([changed[name] for name in names]))
+            for names in (often, once) if names
+        ]  # fmt: skip
 
-    def _timer(self, name: str, timer: WindowedTimer) -> TimerRecord:
-        flat = np.concatenate([counts.ravel() for counts in timer.all_counts()])
-        before = self._timers.get(name)
-        places = np.flatnonzero(flat if before is None else flat != before)
-        self._timers[name] = flat
+    def _timers_told(self, timers: list[WindowedTimer]) -> TimersRecord:
+        flat = np.concatenate([counts.ravel() for timer in timers for counts in timer.all_counts()])
+        places = np.flatnonzero(flat if self._counts is None else flat != self._counts)
+        self._counts = flat
         steps = np.diff(places, prepend=0).astype("<u4")
-        return TimerRecord(list(timer._heads), steps.tobytes(), flat[places].astype("<i8").tobytes())
+        heads = [list(timer._heads) for timer in timers]
+        return TimersRecord(heads, steps.tobytes(), flat[places].astype("<i8").tobytes())

@@ -12,7 +12,6 @@ import functools
 import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -63,21 +62,29 @@ def usable(content: bytes) -> bool:
     return content[1:].startswith(packed_version()) or content[3:].startswith(packed_version())
 
 
-def restore(chain: Sequence[bytes], steps_of: StepsOf) -> tuple[TraceState, dict[str, int]]:
+def restore(chain: Sequence[bytes | Keyframe], steps_of: StepsOf) -> tuple[TraceState, dict[str, int]]:
     """The state that the last keyframe of `chain` tells, and the number of the next event of each source.
 
-    The first one is whole, each further one builds upon those before it. Raises KeyframeError, and whatever `steps_of`
-    raises.
+    The first one is whole, each further one builds upon those before it; each is bytes, or `decoded`. Raises
+    KeyframeError, and whatever `steps_of` raises.
     """
     if not 0 < len(chain) <= LONGEST_CHAIN:
         raise KeyframeError("no chain of keyframes")
     try:
         with without_collections():
-            return _Restoration([_decoder().decode(content) for content in chain], steps_of).state()
+            return _Restoration([_decoder().decode(c) if isinstance(c, bytes) else c for c in chain], steps_of).state()
     except KeyframeError:
         raise
     except (ValueError, TypeError, LookupError, OverflowError, ArithmeticError, RecursionError) as error:
         # msgspec's errors are among these, and those of numpy and array for lengths that do not fit.
+        raise KeyframeError(f"{type(error).__name__}: {error}") from None
+
+
+def decoded(content: bytes) -> Keyframe:
+    """A keyframe, for `restore`, which does not change it. Raises KeyframeError for what is none."""
+    try:
+        return _decoder().decode(content)
+    except (ValueError, TypeError, RecursionError) as error:
         raise KeyframeError(f"{type(error).__name__}: {error}") from None
 
 
@@ -104,8 +111,8 @@ def _present_decoder() -> msgspec.msgpack.Decoder[Present]:
 
 
 @functools.cache
-def _pieces_decoder() -> msgspec.msgpack.Decoder[dict[str, bytes]]:
-    return msgspec.msgpack.Decoder(dict[str, bytes])
+def _pieces_decoder() -> msgspec.msgpack.Decoder[list[bytes]]:
+    return msgspec.msgpack.Decoder(list[bytes])
 
 
 class _Restoration:
@@ -151,29 +158,35 @@ class _Restoration:
             serials, texts, tokens = np.frombuffer(keyframe.weights, "<i8").reshape(-1, 3).T.tolist()
             weights.update(zip(serials, zip(texts, tokens, strict=True), strict=True))
         live = unpack_u32(last.live)
-        rows = Rows(self._chain, {*live, *over})
-        check(len(rows.early) == len(live) + len(over), "a request is told twice, or not at all")
+        rows = Rows(self._chain)
+        found = rows.found({*live, *over})
+        check(len(found) == len(live) + len(over), "a request is told twice, or not at all")
         make = Maker(self._state.sources, self._columns, rows)
         for serial in live:
-            table.live[serial] = request = make.now(serial)
+            table.live[serial] = request = make.now(serial, found[serial])
             check(request.over is None, "a live request is over")
-        for serial in over:
-            table.over[serial] = request = make.later(serial)
+        table.over.update(zip(over, make.later({serial: found[serial] for serial in over}), strict=True))
+        for serial, request in table.over.items():
             if serial in weights:
                 table._weighty[serial] = (request, *weights[serial])
         self._requests = {**table.live, **table.over}
         by_key, by_name, by_id, sources = table._by_key, table._by_name, table._by_id, self._state.sources
         for request in self._requests.values():
-            for key in request.keys:
+            keys, ids = request.keys, request.ids
+            check(bool(ids and keys), "a request that nobody knows")
+            for key in keys:
                 check(key[0] in sources, "a request of an unknown source")
                 by_key[key] = request
             for name in request.names:
                 by_name.setdefault(name, []).append(request)
-            for shown in request.ids:
+            for shown in ids:
                 by_id[shown] = request
         for name, peers in last.peers.items():
             by_name[name] = [self._requests[serial] for serial in peers]
-        table.order = sorted(self._requests.values(), key=attrgetter("order"))
+        # `Request.order`, without asking each request for it.
+        instants = ((r.first_seen if r.received is None else r.received) for r in self._requests.values())
+        order = sorted(zip(instants, self._requests, strict=True))
+        table.order = [self._requests[serial] for _, serial in order]
         table._serial = last.serial
         table.finished_total = last.finished_total
         table.dropped_incomplete, table.over_incomplete = last.dropped_incomplete, last.over_incomplete
@@ -268,16 +281,19 @@ class _Restoration:
         batch._unsettled = {serial: known[serial] for serial in unpack_u32(record.unsettled)}
         batch._left.extend((index, known[serial]) for index, serial in record.left)
 
-    def _tables(self, name: str) -> dict[int, list[int]]:
-        """The blocks that each request of a source holds, from all that was told of them."""
+    def _tables(self, name: str, wanted: set[int]) -> dict[int, list[int]]:
+        """The blocks that each of the requests `wanted` of a source holds, from all that was told of them."""
         tables: dict[int, list[int]] = {}
         for told in [keyframe.tables[name] for keyframe in self._chain if name in keyframe.tables]:
-            planes = np.frombuffer(told.blocks, np.uint8).reshape(4, -1)
-            blocks = np.cumsum(np.ascontiguousarray(planes.T).view("<u4").ravel(), dtype=np.uint32).tolist()
             changed = unpack_u32(told.changed)
+            if wanted.isdisjoint(changed[::3]):
+                continue
+            planes = np.frombuffer(told.blocks, np.uint8).reshape(4, -1)
+            blocks = np.cumsum(np.ascontiguousarray(planes.T).view("<u4").ravel(), dtype=np.uint32)
             at = 0
             for serial, kept, new in zip(changed[::3], changed[1::3], changed[2::3], strict=True):
-                tables[serial] = tables.get(serial, [])[:kept] + blocks[at : at + new]
+                if serial in wanted:
+                    tables[serial] = tables.get(serial, [])[:kept] + blocks[at : at + new].tolist()
                 at += new
             check(at == len(blocks), "a block table was cut")
         return tables
@@ -285,8 +301,9 @@ class _Restoration:
     def _blocks(self, blocks: BlockMap, source: SourceRecord) -> None:
         record = source.blocks
         check(0 <= record.size <= BLOCKS_SHOWN, "unlikely many blocks")
-        tables = self._tables(source.name)
-        for serial in unpack_u32(record.held):
+        held = unpack_u32(record.held).tolist()
+        tables = self._tables(source.name, set(held))
+        for serial in held:
             blocks._held[serial] = ids = tables[serial]
             blocks._holders.update(dict.fromkeys(ids, 1))
         shared = unpack_u32(record.shared)
@@ -316,19 +333,18 @@ class _Restoration:
         state = self._state
         for place, log in enumerate((state.received, state.scheduled, state.produced)):
             self._rate(place, log)
-        for place, name in enumerate(TIMERS):
-            timer = state.timers._timers[name]
-            parts = timer.all_counts()
-            flat = np.concatenate([counts.ravel() for counts in parts])
-            for keyframe in self._chain:
-                record = keyframe.timers[place]
-                flat[np.cumsum(np.frombuffer(record.places, "<u4"))] = np.frombuffer(record.counts, "<i8")
-            check(int(flat.min()) >= 0, "negative counts")
-            begin = 0
-            for counts in parts:
-                counts[...] = flat[begin : begin + counts.size].reshape(counts.shape)
-                begin += counts.size
-            heads = self._chain[-1].timers[place].heads
+        timers = [state.timers._timers[name] for name in TIMERS]
+        parts = [counts for timer in timers for counts in timer.all_counts()]
+        flat = np.concatenate([counts.ravel() for counts in parts])
+        for keyframe in self._chain:
+            record = keyframe.timers
+            flat[np.add.accumulate(np.frombuffer(record.places, "<u4"))] = np.frombuffer(record.counts, "<i8")
+        check(int(flat.min()) >= 0, "negative counts")
+        begin = 0
+        for counts in parts:
+            counts[...] = flat[begin : begin + counts.size].reshape(counts.shape)
+            begin += counts.size
+        for timer, heads in zip(timers, self._chain[-1].timers.heads, strict=True):
             check(len(heads) == len(timer._heads), "no such windows")
             timer._heads = list(heads)
         self._tally(state.tally, self._present.tally)
@@ -336,8 +352,13 @@ class _Restoration:
 
     def _books(self) -> None:
         pieces: dict[str, bytes] = {}
-        for keyframe in self._chain:
-            pieces.update(_pieces_decoder().decode(unpacked(keyframe.books)))
+        for keyframe in reversed(self._chain):  # what is told last holds
+            for record in keyframe.books:
+                if pieces.keys() >= set(record.names):
+                    continue
+                told = _pieces_decoder().decode(unpacked(record.pieces))
+                for name, piece in zip(record.names, told, strict=True):
+                    pieces.setdefault(name, piece)
         last = {name: source.batch.history.last_index for name, source in self._state.sources.items()}
         self._state.books.restore(pieces, last, self._requests.__contains__)
 

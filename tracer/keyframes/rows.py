@@ -6,45 +6,45 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from tracer.events import Step, pack_u32
-from tracer.keyframes.records import CACHES, BlocksRecord, TablesRecord, Told, columns_of, instants_of, packed
+from tracer.events import pack_u32
+from tracer.keyframes.records import CACHES, BlocksRecord, TablesRecord, Told, columns_of, instants_of, laid, packed
 from tracer.state.kv import CACHED, FIRST_SLOT, FREE, BlockMap
-from tracer.state.request_table import _shorten as shorten
-from tracer.state.requests import Pass, Preemption, Request
+from tracer.state.requests import Preemption, Request
 from tracer.state.step_history import StepHistory
 
 Row = tuple[Any, ...]
 Rows = list[tuple[Request, Row]]
 """Requests, and what is to be told of each."""
 
-_KEPT_OF_STEPS: Final = (
-    "scheduled", "launched", "embed", "layers", "head", "logits", "sampled", "token", "end", "batch", "tokens",
-    "timing", "graph",
-)  # fmt: skip
 
 def told(rows: Rows, record: Any, told: Iterable[list[Any]]) -> Told:
     """Rows as columns, with whose they are."""
-    columns = [list(column) for column in zip(*told, strict=True)] or [[] for _ in record.__struct_fields__]
-    return Told(pack_u32(request.serial for request, _ in rows), packed(record(*columns)))
+    return Told(pack_u32(request.serial for request, _ in rows), packed(laid(record, told)))
 
 
-def early_rows(rows: Rows) -> Iterator[list[Any]]:
-    """See `early_record`."""
-    names = columns_of("early")
-    seen, shown, known, shown_before = map(names.index, ("first_seen", "id", "names", "ids"))
+def found_rows(rows: Rows) -> Iterator[list[Any]]:
+    """See `found_record`."""
+    seen = columns_of("found").index("first_seen")
     before = 0
     for _, values in rows:
         row = list(values)
         first_seen = row[seen]
         row[seen], before = first_seen - before, first_seen
-        make_relative(row, instants_of("early"), first_seen)
-        row[shown] = "" if row[shown_before][-1:] == [row[shown]] else row[shown]
-        short = shorten(row[known][0]) if row[known] else ""
-        row[shown_before] = ["" if name == short else name for name in row[shown_before]]
+        make_relative(row, instants_of("found"), first_seen)
+        yield row
+
+
+def early_rows(rows: Rows) -> Iterator[list[Any]]:
+    """See `early_record`."""
+    shown = columns_of("early").index("id")
+    for request, values in rows:
+        row = list(values)
+        make_relative(row, instants_of("early"), request.first_seen)
+        row[shown] = "" if request.ids[-1:] == [row[shown]] else row[shown]
         yield row
 
 
@@ -91,15 +91,6 @@ def frozen(values: Row) -> Row:
 
 def _still(item: Any) -> Any:
     return replace(item) if type(item) is Preemption else item
-
-
-def slim(part: Pass) -> Pass:
-    """A pass whose step, if it is told itself, is without members, blocks and gauges: nobody reads them there."""
-    if isinstance(part.step, int):
-        return part
-    step = part.step
-    instants = {name: getattr(step, name) for name in _KEPT_OF_STEPS}
-    return part._replace(step=Step(step.t, step.n, **instants))
 
 
 def moves(before: list[int], after: list[int]) -> tuple[list[int], list[int]]:
