@@ -40,6 +40,10 @@ Ints = npt.NDArray[np.int64]
 Row = tuple[Any, ...]
 
 
+NEAR: Final = 8
+"""Keyframes at the end of a chain that are looked through one by one."""
+
+
 class KeyframeError(ValueError):
     """This is no keyframe of ours, or one that contradicts itself."""
 
@@ -56,7 +60,10 @@ class Rows:
 
     def __init__(self, chain: list[Keyframe]) -> None:
         self._chain = chain
-        self._places: dict[tuple[int, str], dict[int, int]] = {}
+        self._near: dict[tuple[int, str], dict[int, int]] = {}
+        """Places of requests in the last keyframes, by keyframe and group."""
+        self._far: dict[str, tuple[dict[int, int], list[int]]] = {}
+        """By group: places of requests in all keyframes, one after the other, and where each keyframe begins."""
         self._read: dict[tuple[int, str], list[Row]] = {}
 
     def found(self, wanted: set[int]) -> dict[int, Row]:
@@ -77,27 +84,43 @@ class Rows:
     def row(self, group: str, serial: int) -> Row:
         """The row of a request in the group ``early``, ``late`` or ``steps``, of the latter with `last` made
         absolute."""
-        for number in range(len(self._chain) - 1, -1, -1):
-            places = self._places.get((number, group))
+        last = len(self._chain)
+        for number in range(last - 1, max(last - NEAR, 0) - 1, -1):  # those that are live are told of here
+            places = self._near.get((number, group))
             if places is None:
-                told: Told = getattr(self._chain[number], group)
-                places = {serial: place for place, serial in enumerate(unpack_u32(told.requests))}
-                self._places[number, group] = places
-            place = places.get(serial)
-            if place is not None:
-                return self._rows(number, group)[place]
-        raise KeyframeError("a request is not told")
+                places = self._near[number, group] = _places(unpack_u32(self._told(number, group).requests))
+            if serial in places:
+                return self._rows(number, group)[places[serial]]
+        known = self._far.get(group)
+        if known is None:
+            serials, firsts = array("I"), []
+            for number in range(last):
+                firsts.append(len(serials))
+                serials.extend(unpack_u32(self._told(number, group).requests))
+            known = self._far[group] = (_places(serials), firsts)
+        places, firsts = known
+        place = places.get(serial)
+        if place is None:
+            raise KeyframeError("a request is not told")
+        number = bisect_right(firsts, place) - 1
+        return self._rows(number, group)[place - firsts[number]]
+
+    def _told(self, number: int, group: str) -> Told:
+        told: Told = getattr(self._chain[number], group)
+        return told
 
     def _rows(self, number: int, group: str) -> list[Row]:
         rows = self._read.get((number, group))
         if rows is None:
-            told: Told = getattr(self._chain[number], group)
-            record = _RECORDS[group]()
-            columns = told_columns(record, told)
+            columns = told_columns(_RECORDS[group](), self._told(number, group))
             if group == "steps":
                 columns[_LAST] = np.cumsum(np.asarray(columns[_LAST], np.int64)).tolist()
             rows = self._read[number, group] = list(zip(*columns, strict=True))
         return rows
+
+
+def _places(serials: array[int]) -> dict[int, int]:
+    return dict(zip(serials, range(len(serials)), strict=True))
 
 
 def _found_rows(told: Told) -> Iterator[Row]:
@@ -302,5 +325,5 @@ def _check_steps(request: Request) -> None:
 
 def summed(packed: bytes) -> Ints:
     """Packed i64 differences as values."""
-    values: Ints = np.cumsum(np.frombuffer(packed, "<i8"))
+    values: Ints = np.add.accumulate(np.frombuffer(packed, "<i8"))
     return values
