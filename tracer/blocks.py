@@ -182,14 +182,19 @@ def read_header(data: bytes, at: int, offset: int) -> Block:
 
 def read_content(block: Block, stored: bytes) -> bytes:
     """The content of `block` from its bytes in the file. Raises BlockError when they are not intact."""
-    if len(stored) != block.size:
-        raise BlockError("ends within a block")
-    if crc32(stored) != block.crc:
-        raise BlockError("has a damaged block")
+    check_content(block, stored)
     try:
         return unpack(stored, block.raw)
     except PackingError as error:
         raise BlockError(f"has a block that {error}") from None
+
+
+def check_content(block: Block, stored: bytes) -> None:
+    """Raise BlockError unless these are the bytes of `block` in the file."""
+    if len(stored) != block.size:
+        raise BlockError("ends within a block")
+    if crc32(stored) != block.crc:
+        raise BlockError("has a damaged block")
 
 
 def find_header(data: bytes, start: int) -> int:

@@ -25,7 +25,7 @@ from tracer.zstd_frames import DENSE, LEVEL
 BLOCK_NS: Final = NS_PER_S
 """Time that one block covers at most, of the clock and of the trace."""
 
-KEYFRAME_NS: Final = 5 * NS_PER_S
+KEYFRAME_NS: Final = 3 * NS_PER_S
 """Time of the trace between two keyframes, while anything happens."""
 
 

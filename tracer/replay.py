@@ -24,7 +24,8 @@ from tracer.intake import Delivery
 from tracer.keyframes.keyframer import Keyframer
 from tracer.keyframes.records import Keyframe
 from tracer.keyframes.requests import KeyframeError
-from tracer.keyframes.restore import StepsLostError, decoded, restore, usable, without_collections
+from tracer.keyframes.restore import decoded, restore, usable, without_collections
+from tracer.keyframes.sleeping_steps import StepsLostError
 from tracer.recording import KEYFRAME_NS
 from tracer.state.trace_state import TraceState
 from tracer.trace_file import TraceFile
@@ -188,12 +189,17 @@ class KeyframeIndex:
         return None
 
     def _restored(self, chain: Sequence[bytes | Keyframe], block: int) -> Place:
-        state, seqs = restore(chain, self._steps_in)
+        state, seqs = restore(chain, self._steps_in, self._intact)
         checks: dict[str, SequenceCheck] = {}
         for name, seq in seqs.items():
             checks[name] = SequenceCheck()
             checks[name].expected = seq
         return Place(state, block, checks)
+
+    def _intact(self, number: int) -> bool:
+        """Whether the block with this number is there and undamaged; it is read when a step in it is wanted."""
+        block = self._by_number.get(number)
+        return block is not None and self.trace.intact(block)
 
     def _steps_in(self, number: int) -> dict[str, list[Step]]:
         known = self._steps.get(number)

@@ -36,6 +36,7 @@ from tracer.blocks import (
     Mark,
     Speaker,
     TraceFileError,
+    check_content,
     find_header,
     read_content,
     read_header,
@@ -79,6 +80,7 @@ class TraceFile:
         """What is wrong with the file, a sentence each; empty when it is whole."""
         self._marks: list[Block] = []
         self._bad: set[int] = set()
+        self._checked: set[int] = set()
         try:
             self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -152,6 +154,16 @@ class TraceFile:
             self._bad.add(block.number)
             self._note(f"{error} at byte {block.offset:,}")
             return None
+
+    def intact(self, block: Block) -> bool:
+        """Whether the bytes of a block are those that were written; what is in it is not read."""
+        if block.number not in self._checked:
+            try:
+                check_content(block, self._read(block.offset + HEADER_SIZE, block.size))
+                self._checked.add(block.number)
+            except BlockError:
+                return self.content(block) is not None
+        return block.number not in self._bad
 
     def damaged(self, block: Block) -> bool:
         """Whether a block that was read turned out to be damaged."""

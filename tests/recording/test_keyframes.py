@@ -307,7 +307,8 @@ KNOWN = {
         "_member", "_first_token", "pace", "_unsettled", "_recent", "_left",
     },
     StepHistory: {
-        "base", "steps", "tokens", "sizes", "prefills", "index_of", "_sums", "_sum_before", "_before",
+        "base", "steps", "tokens", "sizes", "prefills", "index_of", "_sums", "_summed", "_sum_before",
+        "_before",
     },
     BlockMap: {"_bytes", "_holders", "_held", "_slots", "_free_slots", "_cached", "_since"},
     RateLog: {"_times", "_sums", "_dropped"},

@@ -68,7 +68,7 @@ from tracer.state.steps import Batch
 from tracer.state.timers import TIMERS
 from tracer.state.trace_state import TraceState
 
-CHAIN: Final = 120
+CHAIN: Final = 200
 """Keyframes that build upon one another. More make smaller files and longer seeks."""
 
 NO_PARTS: Final = (None,) * len(DECODE_PARTS)
@@ -351,7 +351,6 @@ class Keyframer:
             refs=by_block(refs[-needed:] if base and needed else refs),
             amended=packed_ints(amended),
             numbers=numbers(history),
-            sum_before=history._sum_before,
             before=history._before,
         )
 

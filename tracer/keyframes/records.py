@@ -110,8 +110,8 @@ class HistoryRecord(msgspec.Struct, array_like=True):
     Steps from index `first` on: packed i64 `tokens` (differences) and packed u32 `sizes` and `prefills`. The columns of
     a whole keyframe begin before `base` where finished requests refer to them. `refs` says where the steps' events are:
     (number of the block, packed u32 places among the source's steps in it). `amended`: packed i64 sevens (index, embed,
-    layers, head, logits, sampled, timing) of steps whose device times came later. `numbers`: packed i64 pairs (step
-    number, index) where the index of numbers does not follow from the steps.
+    layers, head, logits, sampled, timing) of steps whose device times came later. `numbers`: packed i64
+    differences, step numbers and then their indices, where these do not both rise by one up to the last step.
     """
 
     base: int
@@ -123,7 +123,6 @@ class HistoryRecord(msgspec.Struct, array_like=True):
     refs: list[tuple[int, bytes]]
     amended: bytes
     numbers: bytes | None
-    sum_before: tuple[int, int, int, int, int, int, int, int]
     before: tuple[int, int] | None
 
 

@@ -32,6 +32,7 @@ from tracer.keyframes.records import (
 )
 from tracer.keyframes.requests import Columns, Ints, KeyframeError, Maker, Rows, check, summed
 from tracer.keyframes.rows import shown_bytes
+from tracer.keyframes.sleeping_steps import SleepingSteps, StepFinder, StepsLostError, StepsOf
 from tracer.state.kv import BLOCKS_SHOWN, SLOTS, BlockMap
 from tracer.state.rates import ENTRIES, RateLog
 from tracer.state.requests import Request
@@ -45,34 +46,26 @@ LONGEST_CHAIN: Final = 1_000
 MOST_STEPS: Final = 1 << 20
 MOST_FINISHED: Final = 1 << 24
 
-StepsOf = Callable[[int], dict[str, list[Step]]]
-"""The steps in a block of events, by source, in order. Raises StepsLostError when the block cannot be read."""
-
-
-class StepsLostError(Exception):
-    """The block with this number, whose steps a keyframe refers to, is not there or damaged."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
 def usable(content: bytes) -> bool:
     """Whether a keyframe was made by this version of the fold. Another one's state would not be ours."""
     return content[1:].startswith(packed_version()) or content[3:].startswith(packed_version())
 
 
-def restore(chain: Sequence[bytes | Keyframe], steps_of: StepsOf) -> tuple[TraceState, dict[str, int]]:
+def restore(
+    chain: Sequence[bytes | Keyframe], steps_of: StepsOf, intact: Callable[[int], bool] = lambda number: True
+) -> tuple[TraceState, dict[str, int]]:
     """The state that the last keyframe of `chain` tells, and the number of the next event of each source.
 
-    The first one is whole, each further one builds upon those before it; each is bytes, or `decoded`. Raises
-    KeyframeError, and whatever `steps_of` raises.
+    The first one is whole, each further one builds upon those before it; each is bytes, or `decoded`. Steps are read
+    from their blocks when someone looks at them; `intact` says of the number of a block whether that will work. Raises
+    KeyframeError, and StepsLostError where it will not.
     """
     if not 0 < len(chain) <= LONGEST_CHAIN:
         raise KeyframeError("no chain of keyframes")
     try:
         with without_collections():
-            return _Restoration([_decoder().decode(c) if isinstance(c, bytes) else c for c in chain], steps_of).state()
+            keyframes = [_decoder().decode(content) if isinstance(content, bytes) else content for content in chain]
+            return _Restoration(keyframes, steps_of, intact).state()
     except KeyframeError:
         raise
     except (ValueError, TypeError, LookupError, OverflowError, ArithmeticError, RecursionError) as error:
@@ -118,25 +111,24 @@ def _pieces_decoder() -> msgspec.msgpack.Decoder[list[bytes]]:
 class _Restoration:
     """One state in the making."""
 
-    def __init__(self, chain: list[Keyframe], steps_of: StepsOf) -> None:
+    def __init__(self, chain: list[Keyframe], steps_of: StepsOf, intact: Callable[[int], bool]) -> None:
         check(chain[0].base and not any(keyframe.base for keyframe in chain[1:]), "the chain has no begin")
         check({keyframe.version for keyframe in chain} == {state_version()}, "made by another version")
         self._chain = chain
         self._present = last = _present_decoder().decode(unpacked(chain[-1].present))
         self._steps_of = steps_of
+        self._intact = intact
         check(0 < last.keep_steps <= MOST_STEPS and 0 <= last.keep_finished <= MOST_FINISHED, "unlikely bounds")
         self._state = TraceState(keep_finished=last.keep_finished, keep_steps=last.keep_steps)
         self._requests: dict[int, Request] = {}
         self._columns: dict[str, Columns] = {}
-        self._read: dict[int, dict[str, list[Step]]] = {}
 
     def state(self) -> tuple[TraceState, dict[str, int]]:
         """The state, and the number of the next event of each source."""
         state, last = self._state, self._present
         state.now, state.began = last.now, last.began
         state.unknown, state.received_total = last.unknown, last.received_total
-        histories = self._histories()
-        sources = [(self._source(record, histories[record.name]), record) for record in last.sources]
+        sources = [(self._source(record), record) for record in last.sources]
         self._request_table()
         for source, record in sources:
             self._batch(source, record.batch)
@@ -194,7 +186,7 @@ class _Restoration:
 
     # --- sources ------------------------------------------------------------------------------------------------------
 
-    def _source(self, record: SourceRecord, history: list[Step]) -> Source:
+    def _source(self, record: SourceRecord) -> Source:
         check(record.name not in self._state.sources, "a source is told twice")
         source = self._state._source(record.name)
         source.header = record.header
@@ -211,65 +203,47 @@ class _Restoration:
         source.last_step_end = record.last_step_end
         source.given_back = record.given_back
         batch = source.batch
-        batch.last = history[-1] if history else None
+        steps = self._history(batch.history, record.name, record.batch.recent)
+        batch.last = steps[-1] if steps else None
         source.gauges = batch.last if record.gauges is None else record.gauges
-        check(0 <= record.batch.recent <= min(batch._recent.maxlen or 0, len(history)), "more steps than there are")
-        if record.batch.recent:
-            batch._recent.extend(history[-record.batch.recent :])
-        chain = self._chain_of(record.name)
-        columns = self._columns[record.name] = Columns(chain)
-        self._history(batch.history, history, chain, columns)
+        check(record.batch.recent <= (batch._recent.maxlen or 0), "more steps than there are")
+        batch._recent.extend(steps[len(steps) - record.batch.recent :])
         return source
 
     def _chain_of(self, name: str) -> list[HistoryRecord]:
         return [keyframe.histories[name] for keyframe in self._chain if name in keyframe.histories]
 
-    def _histories(self) -> dict[str, list[Step]]:
-        """The last steps of each source, as they came, from the blocks that hold them."""
-        found: dict[str, list[Step]] = {}
-        for record in self._present.sources:
-            chain = self._chain_of(record.name)
-            needed = max(chain[-1].length, record.batch.recent)
-            check(0 <= needed <= 2 * MOST_STEPS, "unlikely many steps")
-            refs = [ref for history in chain for ref in history.refs]
-            taken: list[Step] = []
-            for block, packed in reversed(refs):
-                if len(taken) >= needed:
-                    break
-                steps = self._steps_in(block).get(record.name, [])
-                taken += [steps[place] for place in reversed(unpack_u32(packed))]
-            check(len(taken) >= needed, "steps are missing")
-            found[record.name] = taken[:needed][::-1]
-        return found
-
-    def _steps_in(self, block: int) -> dict[str, list[Step]]:
-        steps = self._read.get(block)
-        if steps is None:
-            steps = self._read[block] = self._steps_of(block)
-        return steps
-
-    def _history(self, history: StepHistory, steps: list[Step], chain: list[HistoryRecord], columns: Columns) -> None:
+    def _history(self, history: StepHistory, name: str, recent: int) -> list[Step]:
+        """Fill in a source's history; returns its last steps, `recent` of them if there are any."""
+        chain = self._chain_of(name)
+        columns = self._columns[name] = Columns(chain)
         record = chain[-1]
         base, length = record.base, record.length
-        check(base >= 0 and length >= 0, "no such steps")
-        history.base = base
-        history.steps = steps[len(steps) - length :]
-        history.tokens, history.sizes, history.prefills = columns.cut(base, length)
+        check(base >= 0 and 0 <= length <= 2 * MOST_STEPS and recent >= 0, "no such steps")
         amended: dict[int, list[int]] = {}
         for part in chain:
             for index, *values in np.frombuffer(part.amended, "<i8").reshape(-1, 1 + len(AMENDED)).tolist():
                 amended[index] = values
-        for index, values in amended.items():
-            if index >= base:
-                step = history.steps[index - base]
-                history.steps[index - base] = msgspec.structs.replace(step, **dict(zip(AMENDED, values, strict=True)))
+        last = base + length - 1
+        finder = StepFinder(name, last, [ref for part in chain for ref in part.refs], amended, self._steps_of)
+        first = min(base, last + 1 - max(recent, 1 if length else 0))
+        check(finder.first <= first, "steps are missing")
+        for block in finder.blocks(first):
+            if not self._intact(block):
+                raise StepsLostError(block)
+        history.base = base
+        history.tokens, history.sizes, history.prefills = columns.cut(base, length)
+        history.steps = SleepingSteps(finder, base, length, history.tokens[:])
+        history._before = record.before
+        newest = [finder.step(index) for index in range(last + 1 - max(recent, min(length, 1)), last + 1)]
         if record.numbers is None:
-            history.index_of = {step.n: index for index, step in enumerate(history.steps, base)}
+            behind = newest[-1].n + 1 if newest else 0
+            history.index_of = dict(zip(range(behind - length, behind), range(base, last + 1), strict=True))
         else:
-            pairs = np.frombuffer(record.numbers, "<i8").reshape(-1, 2).tolist()
-            check(all(base <= index < base + length for _, index in pairs), "a number of no step")
-            history.index_of = dict(pairs)
-        history._sum_before, history._before = record.sum_before, record.before
+            numbers, indices = summed(record.numbers).reshape(2, -1).tolist()
+            check(all(base <= index <= last for index in indices), "a number of no step")
+            history.index_of = dict(zip(numbers, indices, strict=True))
+        return newest
 
     def _batch(self, source: Source, record: BatchRecord) -> None:
         batch, known = source.batch, self._requests

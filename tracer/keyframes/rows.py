@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
-from operator import attrgetter
+from operator import attrgetter, eq
 from typing import Any
 
 import numpy as np
@@ -163,11 +163,14 @@ def shown_bytes(
 
 
 def numbers(history: StepHistory) -> bytes | None:
-    """Where the index by step number is not what the steps give: the numbers that are in it."""
-    plain = {step.n: index for index, step in enumerate(history.steps, history.base)}
-    if plain == history.index_of:
-        return None
-    return packed_ints([value for pair in history.index_of.items() for value in pair])
+    """Step numbers, then the indices that they stand for, where these do not both rise by one up to the last step."""
+    index_of, size = history.index_of, len(history)
+    if not size:
+        return differences([*index_of, *index_of.values()]) if index_of else None
+    behind = history.steps[-1].n + 1
+    expected = zip(range(behind - size, behind), range(history.base, history.base + size), strict=True)
+    plain = len(index_of) == size and all(map(eq, index_of.items(), expected))
+    return None if plain else differences([*index_of, *index_of.values()])
 
 
 def by_block(places: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:
