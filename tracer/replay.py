@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -53,6 +53,7 @@ class Place(NamedTuple):
 class _Made(NamedTuple):
     """A keyframe in memory."""
 
+    number: int
     packed: bytes
     size: int
     base: bool
@@ -106,9 +107,9 @@ class KeyframeIndex:
             block = blocks[self._next]
             if until is not None and block.first > until:
                 return False
-            keyframer.take(block.number, self.trace.checked(block, self._checks))
+            at_once = keyframer.take(block.number, self.trace.checked(block, self._checks))
             self._next += 1
-            if block.last >= self._due and not block.calm:
+            if at_once or (block.last >= self._due and not block.calm):
                 self._due = block.last + self._keyframe_ns
                 seqs = {name: check.expected for name, check in self._checks.items() if check.expected is not None}
                 try:
@@ -116,7 +117,7 @@ class KeyframeIndex:
                 except Exception:  # events that no engine tells: seeking takes longer from here on, nothing else
                     self._keyframer = None
                     break
-                self._own.append(_Made(pack(content, 1), len(content), base, block.last, self._next))
+                self._own.append(_Made(block.number, pack(content, 1), len(content), base, block.last, self._next))
             if time.perf_counter_ns() > deadline:
                 break
         return self.made < 1.0
@@ -149,7 +150,7 @@ class KeyframeIndex:
                     place = begin
                     continue
                 last = keyframes[begin + len(chain) - 1]
-                return self._restored(chain, bisect_right(self._numbers, last.number))
+                return self._restored(chain, self._earlier, bisect_right(self._numbers, last.number))
             except StepsLostError as error:  # those before the damage do not need what was lost there
                 place = min(place - 1, bisect_right(keyframes, error.number, key=lambda block: block.number))
             except KeyframeError as error:
@@ -185,11 +186,26 @@ class KeyframeIndex:
             begin -= 1
         chain = [unpack(made.packed, made.size) for made in self._own[begin:place]]
         with contextlib.suppress(KeyframeError, StepsLostError):  # a defect of ours: slower, not wrong
-            return self._restored(chain, self._own[place - 1].block)
+            return self._restored(chain, self._own_earlier, self._own[place - 1].block)
         return None
 
-    def _restored(self, chain: Sequence[bytes | Keyframe], block: int) -> Place:
-        state, seqs = restore(chain, self._steps_in, self._intact)
+    def _earlier(self, number: int) -> Keyframe:
+        """The file's keyframe after the block `number`. Raises KeyframeError where there is none."""
+        keyframes = self.trace.keyframes
+        place = bisect_right(keyframes, number, key=lambda block: block.number)
+        found = self._decoded(keyframes[place]) if place < len(keyframes) else None
+        if found is None or found.number != number:
+            raise KeyframeError("one that is needed is missing")
+        return found
+
+    def _own_earlier(self, number: int) -> bytes:
+        place = bisect_left(self._own, number, key=lambda made: made.number)
+        return unpack(self._own[place].packed, self._own[place].size)
+
+    def _restored(
+        self, chain: Sequence[bytes | Keyframe], earlier: Callable[[int], bytes | Keyframe], block: int
+    ) -> Place:
+        state, seqs = restore(chain, earlier, self._steps_in, self._intact)
         checks: dict[str, SequenceCheck] = {}
         for name, seq in seqs.items():
             checks[name] = SequenceCheck()

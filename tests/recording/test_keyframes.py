@@ -45,9 +45,12 @@ few = settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.reu
 class Tape:
     """Deliveries in blocks, a keyframe after each, as a recorder makes them."""
 
-    def __init__(self, parts: list[list[Delivery]], *, keep_steps: int, keep_finished: int, chain: int) -> None:
+    def __init__(
+        self, parts: list[list[Delivery]], *, keep_steps: int, keep_finished: int, chain: int, worth: int
+    ) -> None:
         self.parts = parts
-        self.keyframer = Keyframer(TraceState(keep_steps=keep_steps, keep_finished=keep_finished), chain=chain)
+        state = TraceState(keep_steps=keep_steps, keep_finished=keep_finished)
+        self.keyframer = Keyframer(state, chain=chain, worth=worth)
         self.chains: list[list[bytes]] = []
         self.digests: list[str] = []
         live = TraceState(keep_steps=keep_steps, keep_finished=keep_finished)
@@ -70,7 +73,11 @@ class Tape:
 
     def restored(self, number: int) -> TraceState:
         """The state after block `number`, from keyframes."""
-        return restore(self.chains[number], self.steps_of)[0]
+        return restore(self.chains[number], self.earlier, self.steps_of)[0]
+
+    def earlier(self, number: int) -> bytes:
+        """The keyframe after a block."""
+        return self.chains[number][-1]
 
 
 def tape(seed: int, events: list[tuple[str, Event]], headers: list, *, blocks: int = 8, **options: int) -> Tape:
@@ -81,7 +88,7 @@ def tape(seed: int, events: list[tuple[str, Event]], headers: list, *, blocks: i
         for begin, end in zip([0, *cuts], [*cuts, len(events)], strict=True)
     ]
     parts[0][:0] = [Delivery(header.source, header) for header in headers]
-    return Tape(parts, **{"keep_steps": 4096, "keep_finished": 2000, "chain": 5, **options})
+    return Tape(parts, **{"keep_steps": 4096, "keep_finished": 2000, "chain": 5, "worth": 2, **options})
 
 
 @few
@@ -90,16 +97,18 @@ def tape(seed: int, events: list[tuple[str, Event]], headers: list, *, blocks: i
     st.sampled_from([40, 100, 4096]),
     st.sampled_from([3, 2000]),
     st.sampled_from([1, 3, 30]),
+    st.sampled_from([0, 2, 1000]),
     st.booleans(),
     st.booleans(),
     st.booleans(),
 )
 def test_a_state_from_keyframes_is_the_one_that_was_folded_and_goes_on_like_it(
-    seed: int, keep_steps: int, keep_finished: int, chain: int, split: bool, device: bool, offline: bool
+    seed: int, keep_steps: int, keep_finished: int, chain: int, worth: int, split: bool, device: bool, offline: bool
 ) -> None:
     trace = simulate(seed % 10_000, requests=9, split=split, device=device, offline=offline, blocks=60)
     events = list(plain(trace.events))
-    made = tape(seed, events, trace.headers, keep_steps=keep_steps, keep_finished=keep_finished, chain=chain)
+    options = {"keep_steps": keep_steps, "keep_finished": keep_finished, "chain": chain, "worth": worth}
+    made = tape(seed, events, trace.headers, **options)
     for number, digest in enumerate(made.digests):
         assert made.restored(number).digest() == digest
     number = seed % len(made.parts)
@@ -150,7 +159,7 @@ def test_what_hostile_events_leave_behind_is_told_or_refused(events: list[tuple[
         except (ValueError, OverflowError, TypeError, KeyError):
             return  # numbers that no engine has: a recorder goes on without keyframes
     try:
-        state, _ = restore(chain, lambda number: _steps_in(parts[number]))
+        state, _ = restore(chain, chain.__getitem__, lambda number: _steps_in(parts[number]))
     except KeyframeError:
         return
     assert state.digest() == keyframer.state.digest()
@@ -217,7 +226,7 @@ def test_a_made_up_keyframe_is_refused_or_harmless(seed: int) -> None:
         keyframe[which] = mutate(keyframe[which], pick)
     chain[place] = msgspec.msgpack.encode(keyframe)
     try:
-        state, _ = restore(chain, made.steps_of)
+        state, _ = restore(chain, made.earlier, made.steps_of)
     except KeyframeError:
         return
     snapshot = state.snapshot(sort="itl")
@@ -285,7 +294,7 @@ def test_a_keyframe_of_another_version_is_not_used() -> None:
 @pytest.mark.parametrize("content", ["", "00", "90", "c1", "9d" + "00" * 20, "ddffffffff"])
 def test_what_is_no_keyframe_is_refused_in_words(content: str) -> None:
     with pytest.raises(KeyframeError, match=r"."):
-        restore([bytes.fromhex(content)], lambda number: {})
+        restore([bytes.fromhex(content)], lambda number: b"", lambda number: {})
 
 
 KNOWN = {
@@ -311,7 +320,7 @@ KNOWN = {
         "_before",
     },
     BlockMap: {"_bytes", "_holders", "_held", "_slots", "_free_slots", "_cached", "_since"},
-    RateLog: {"_times", "_sums", "_dropped"},
+    RateLog: {"_times", "_sums", "_dropped", "_gone"},
     Timers: {"_timers", "_tally", "_books"},
     Books: {"groups", "counts", "ledger", "paces", "tracks"},
     Groups: {"known", "_numbers"},

@@ -7,9 +7,9 @@ blocks they are. `tracer.keyframes.restore` reads them.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence, Set
-from operator import attrgetter
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from operator import attrgetter, ne
 from typing import Any, Final
 
 import msgspec
@@ -26,7 +26,6 @@ from tracer.keyframes.records import (
     Keyframe,
     PiecesRecord,
     Present,
-    RateRecord,
     SourceRecord,
     TallyRecord,
     TimersRecord,
@@ -61,15 +60,19 @@ from tracer.keyframes.rows import (
 from tracer.keyframes.steps import ToldSteps
 from tracer.state.decode import DECODE_PARTS
 from tracer.state.histogram import WindowedTimer
-from tracer.state.rates import RateLog
+from tracer.state.rates import CHUNK
 from tracer.state.requests import Request
 from tracer.state.source import Source
 from tracer.state.steps import Batch
 from tracer.state.timers import TIMERS
 from tracer.state.trace_state import TraceState
 
-CHAIN: Final = 200
+CHAIN: Final = 80
 """Keyframes that build upon one another. More make smaller files and longer seeks."""
+
+WORTH: Final = 16
+"""Rows, or pieces, in an earlier keyframe for which it is worth while to read it. More make longer files, and fewer
+keyframes to be read."""
 
 NO_PARTS: Final = (None,) * len(DECODE_PARTS)
 
@@ -77,11 +80,13 @@ Ints = npt.NDArray[np.int64]
 
 
 class Keyframer:
-    """Folds deliveries into `state` and makes keyframes of it. `chain`: how many build upon one another."""
+    """Folds deliveries into `state` and makes keyframes of it. `chain`: how many build upon one another; `worth`: how
+    many rows, or pieces, in an earlier one make it worth while to read that."""
 
-    def __init__(self, state: TraceState | None = None, *, chain: int = CHAIN) -> None:
+    def __init__(self, state: TraceState | None = None, *, chain: int = CHAIN, worth: int = WORTH) -> None:
         self.state = TraceState() if state is None else state
         self._chain = max(1, chain)
+        self._worth = worth
         self._since_base = -1
         self._steps: dict[str, ToldSteps] = {}
         self._over: list[int] = []
@@ -92,18 +97,24 @@ class Keyframer:
         self._tables: dict[str, dict[int, list[int]]] = {}
         self._counts: Ints | None = None
         """Of all timers, as they were told last."""
-        self._rates: list[int | None] = [None] * 3
-        self._books: dict[str, bytes] = {}
+        self._pieces: dict[str, bytes] = {}
         self._changed: Set[str] = frozenset()
         """Names of the pieces that were told last."""
+        self._rates = [0] * 3
+        """Entries of each rate that no longer change, and were told."""
+        self._rows_at: dict[int, list[int]] = {}
+        """By request the numbers of the keyframes that told it, group by group."""
+        self._pieces_at: dict[str, int] = {}
 
     def encode(self, seq: int, events: list[Event]) -> list[bytes]:
         """Frames of events, the first one numbered `seq`: as dense as a viewer can make them."""
         return event_columns.encode(seq, events)
 
-    def take(self, number: int, deliveries: Sequence[Delivery]) -> None:
-        """Fold in what block `number` of the file holds."""
+    def take(self, number: int, deliveries: Sequence[Delivery]) -> bool:
+        """Fold in what block `number` of the file holds; whether that was dear: a history was trimmed, which takes as
+        long as seconds of other events, so that nobody should fold it again."""
         state = self.state
+        bases = [source.batch.history.base for source in state.sources.values()]
         for steps in self._steps.values():
             steps.seen = 0
         for delivery in deliveries:
@@ -116,6 +127,7 @@ class Keyframer:
                     self._step(number, source, event)
                 else:
                     state.apply(source, event)
+        return any(map(ne, bases, [source.batch.history.base for source in state.sources.values()]))
 
     def _step(self, number: int, source: str, event: Step) -> None:
         steps = self._steps.get(source)
@@ -144,14 +156,13 @@ class Keyframer:
         base = not 0 <= self._since_base < self._chain - 1
         self._since_base = 0 if base else self._since_base + 1
         if base:
-            self._over, self._told, self._marks = [], {}, {}
-            self._tables, self._counts, self._rates, self._books = {}, None, [None] * 3, {}
+            self._over, self._tables, self._counts = [], {}, None
         state, table = self.state, self.state.requests
         firsts = {name: self._steps.setdefault(name, ToldSteps()).next for name in state.sources}
         for name, source in state.sources.items():
             self._steps[name].catch_up(source.batch.history)
         live, over = list(table.live.values()), list(table.over.values())
-        found, early, late, steps = self._changes([*live, *over])
+        found, early, late, steps = self._changes([*live, *over], number, base)
         if base:
             self._forget_columns()
         serials = list(table.over)
@@ -206,41 +217,49 @@ class Keyframer:
                 value for serial, (_, texts, tokens) in table._weighty.items() if serial in changed
                 for value in (serial, texts, tokens)
             ]),
-            rates=[
-                self._rate(place, log)
-                for place, log in enumerate((state.received, state.scheduled, state.produced))
-            ],
             timers=self._timers_told([state.timers._timers[name] for name in TIMERS]),
-            books=self._pieces(),
+            pieces=self._pieces_told(number, base),
+            needs=pack_u32(self._needs(number)) if base else b"",
         )  # fmt: skip
         return msgspec.msgpack.encode(keyframe), base
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def _changes(self, requests: list[Request]) -> tuple[Rows, Rows, Rows, Rows]:
-        """Of which requests found, early, late, or steps' fields are not what the keyframes before have told."""
+    def _changes(self, requests: list[Request], number: int, base: bool) -> tuple[Rows, Rows, Rows, Rows]:
+        """Of which requests found, early, late, or steps' fields are not what the keyframes before have told; for a
+        whole keyframe, those too that lie scattered in earlier ones."""
         groups = [attrgetter(*columns_of(group)) for group in ("found", "early", "late", "steps")]
         told, self._told = self._told, {}
         marks, self._marks = self._marks, {}
+        told_at, self._rows_at = self._rows_at, {}
+        scattered = self._scattered(place for places in told_at.values() for place in places) if base else frozenset()
         changes: tuple[Rows, Rows, Rows, Rows] = [], [], [], []
         for request in requests:
             serial, settled = request.serial, request.settled
+            before = told.get(serial, (None, None, None, None))
+            places = self._rows_at[serial] = told_at.get(serial) or [-1] * len(groups)
+            again = bool(scattered) and not scattered.isdisjoint(places)
             if request.over is not None:
                 now = self._marks[serial] = mark(request)
-                if marks.get(serial) == now:
-                    self._told[serial] = told[serial]
+                if marks.get(serial) == now and not again:
+                    self._told[serial] = before
                     continue
             found, early, late, steps = [frozen(group(request)) for group in groups]
             steps += (settled.count, settled.last, len(settled.times), *settled.parts, settled.step, settled.token,
                       settled.end, id(request.batch))  # fmt: skip
             row = (found, early, late, steps)
-            before = told.get(serial, (None, None, None, None))
-            for rows, then, values in zip(changes, before, row, strict=True):
-                if then != values:
+            for group, (rows, then, values) in enumerate(zip(changes, before, row, strict=True)):
+                if then != values or places[group] in scattered:
                     rows.append((request, values))
+                    places[group] = number
             self._told[serial] = row
         self._runs = {serial: first for serial, first in self._runs.items() if serial in self._told}
         return changes
+
+    def _needs(self, number: int) -> list[int]:
+        """Numbers of the earlier keyframes that told what is still so."""
+        places = {place for places in self._rows_at.values() for place in places}
+        return sorted(places.union(self._pieces_at.values()) - {number})
 
     def _step_rows(self, rows: Rows) -> Iterator[list[Any]]:
         """See `steps_record`."""
@@ -356,28 +375,33 @@ class Keyframer:
 
     # --- figures ------------------------------------------------------------------------------------------------------
 
-    def _rate(self, place: int, log: RateLog) -> RateRecord:
-        times, sums, dropped = log.entries()
-        last = self._rates[place]
-        # The newest entry that was told may have grown since: it is told again.
-        new = 0 if last is None else bisect_left(times, last)
-        self._rates[place] = times[-1] if times else None
-        return RateRecord(
-            len(times), differences(times[new:]), [differences(column[new:]) for column in sums], list(dropped)
-        )
-
-    def _pieces(self) -> list[PiecesRecord]:
-        """The pieces of the books that have changed. What changes in every keyframe lies apart: none but the last is
-        read then."""
-        before, self._books = self._books, self.state.books.chunks()
-        changed = {name: piece for name, piece in self._books.items() if before.get(name) != piece}
-        often = [name for name in changed if name in self._changed]
-        once = [name for name in changed if name not in self._changed]
-        self._changed = changed.keys()
+    def _pieces_told(self, number: int, base: bool) -> list[PiecesRecord]:
+        """The pieces that have changed. What changes in every keyframe lies apart: none but the last is read then."""
+        before, self._pieces = self._pieces, self._pieces_now()
+        places = self._pieces_at = {name: place for name, place in self._pieces_at.items() if name in self._pieces}
+        scattered = self._scattered(places.values()) if base else frozenset()
+        changed = {
+            name for name, piece in self._pieces.items() if before.get(name) != piece or places[name] in scattered
+        }
+        places.update(dict.fromkeys(changed, number))
+        often, once = changed & self._changed, changed - self._changed
+        self._changed = changed
         return [
-            PiecesRecord(names, packed([changed[name] for name in names]))
-            for names in (often, once) if names
+            PiecesRecord(names, packed([self._pieces[name] for name in names]))
+            for names in (sorted(often), sorted(once)) if names
         ]  # fmt: skip
+
+    def _pieces_now(self) -> dict[str, bytes]:
+        """All pieces of the books and of the rates. Of the latter, which are long and only grow, those that do not
+        change any more are as they were."""
+        pieces = {f"books/{name}": piece for name, piece in self.state.books.chunks().items()}
+        for place, log in enumerate((self.state.received, self.state.scheduled, self.state.produced)):
+            known, first = self._rates[place], log.end - len(log.entries()[0])
+            for chunk in range(first // CHUNK, known // CHUNK):
+                pieces[f"{place}/{chunk}"] = self._pieces[f"{place}/{chunk}"]
+            pieces.update({f"{place}/{name}": piece for name, piece in log.chunks(known).items()})
+            self._rates[place] = max(0, log.end - 1) // CHUNK * CHUNK  # the newest entry may still grow
+        return pieces
 
     def _timers_told(self, timers: list[WindowedTimer]) -> TimersRecord:
         flat = np.concatenate([counts.ravel() for timer in timers for counts in timer.all_counts()])
@@ -386,3 +410,8 @@ class Keyframer:
         steps = np.diff(places, prepend=0).astype("<u4")
         heads = [list(timer._heads) for timer in timers]
         return TimersRecord(heads, steps.tobytes(), flat[places].astype("<i8").tobytes())
+
+    def _scattered(self, places: Iterable[int]) -> frozenset[int]:
+        """Those keyframes of which few rows or pieces are still needed: they are told again, so that not all keyframes
+        have to be read for them."""
+        return frozenset({place for place, count in Counter(places).items() if count < self._worth})

@@ -33,7 +33,7 @@ from tracer.state.decode import DECODE_PARTS
 from tracer.state.requests import Pass, Request
 from tracer.zstd_frames import DENSE, PackingError, pack, unpack
 
-LAYOUT: Final = 2
+LAYOUT: Final = 3
 """Raised when the meaning of a record changes without its fields."""
 
 CACHES: Final = frozenset({"version", "cached_view", "cached_version", "front", "search", "search_version"})
@@ -165,16 +165,6 @@ class SourceRecord(msgspec.Struct, array_like=True):
     batch: BatchRecord
 
 
-class RateRecord(msgspec.Struct, array_like=True):
-    """`RateLog` of `length` entries: those at or after the first of `times` (packed i64 differences) are told, with the
-    running sums of each column (likewise)."""
-
-    length: int
-    times: bytes
-    sums: list[bytes]
-    dropped: list[int]
-
-
 class TimersRecord(msgspec.Struct, array_like=True):
     """Every `WindowedTimer`: the heads of each, and all counts of all in one row: packed u32 `places` that changed
     (differences), and packed i64 `counts` there."""
@@ -203,7 +193,7 @@ class Packed(msgspec.Struct, array_like=True):
 
 
 class PiecesRecord(msgspec.Struct, array_like=True):
-    """Pieces of the books by name: `names`, and packed a list of them in that order."""
+    """Pieces of figures by name: `names`, and packed a list of them in that order."""
 
     names: list[str]
     pieces: Packed
@@ -258,8 +248,11 @@ class Keyframe(msgspec.Struct, array_like=True):
 
     `present` is a packed `Present`; all else is what has changed since the keyframe before: `histories` and `tables` of
     each source; finished requests (packed u32) that are `gone`, and that `came`, in order; `found`, `early`, `late` and
-    `steps` of requests; `weights`, packed i64 triples (request, characters, tokens) of finished ones; `books`, pieces
-    of the books (`tracer.state.books`), those that the keyframe before told too apart: they are rarely read.
+    `steps` of requests; `weights`, packed i64 triples (request, characters, tokens) of finished ones; `pieces` of the
+    books (`tracer.state.books`) and rates, those that the keyframe before told too apart: they are rarely read.
+
+    A whole keyframe (`base`) tells everything but the requests and pieces that earlier ones told, and that are as they
+    were: `needs` has the numbers (packed u32, rising) of those.
     """
 
     version: str
@@ -275,9 +268,9 @@ class Keyframe(msgspec.Struct, array_like=True):
     late: Told
     steps: Told
     weights: bytes
-    rates: list[RateRecord]
     timers: TimersRecord
-    books: list[PiecesRecord]
+    pieces: list[PiecesRecord]
+    needs: bytes
 
 
 @functools.cache
@@ -418,7 +411,7 @@ def state_version() -> str:
     digest = hashlib.blake2b(digest_size=12)
     digest.update(f"{LAYOUT} {tracer.__version__}".encode())
     records = (Keyframe, Present, Told, SourceRecord, BatchRecord, HistoryRecord, BlocksRecord, TablesRecord,
-               RateRecord, TimersRecord, TallyRecord, PiecesRecord, PassesRecord, found_record(), early_record(),
+               TimersRecord, TallyRecord, PiecesRecord, PassesRecord, found_record(), early_record(),
                late_record(), steps_record())  # fmt: skip
     for record in records:
         for field in msgspec.structs.fields(record):

@@ -12,6 +12,7 @@ import functools
 import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from operator import lt
 from typing import Final
 
 import msgspec
@@ -30,11 +31,10 @@ from tracer.keyframes.records import (
     state_version,
     unpacked,
 )
-from tracer.keyframes.requests import Columns, Ints, KeyframeError, Maker, Rows, check, summed
+from tracer.keyframes.requests import Columns, KeyframeError, Maker, Rows, check, summed
 from tracer.keyframes.rows import shown_bytes
 from tracer.keyframes.sleeping_steps import SleepingSteps, StepFinder, StepsLostError, StepsOf
 from tracer.state.kv import BLOCKS_SHOWN, SLOTS, BlockMap
-from tracer.state.rates import ENTRIES, RateLog
 from tracer.state.requests import Request
 from tracer.state.source import Source
 from tracer.state.step_history import StepHistory
@@ -46,26 +46,32 @@ LONGEST_CHAIN: Final = 1_000
 MOST_STEPS: Final = 1 << 20
 MOST_FINISHED: Final = 1 << 24
 
+Earlier = Callable[[int], bytes | Keyframe]
+
+
 def usable(content: bytes) -> bool:
     """Whether a keyframe was made by this version of the fold. Another one's state would not be ours."""
     return content[1:].startswith(packed_version()) or content[3:].startswith(packed_version())
 
 
 def restore(
-    chain: Sequence[bytes | Keyframe], steps_of: StepsOf, intact: Callable[[int], bool] = lambda number: True
+    chain: Sequence[bytes | Keyframe],
+    earlier: Earlier,
+    steps_of: StepsOf,
+    intact: Callable[[int], bool] = lambda number: True,
 ) -> tuple[TraceState, dict[str, int]]:
     """The state that the last keyframe of `chain` tells, and the number of the next event of each source.
 
-    The first one is whole, each further one builds upon those before it; each is bytes, or `decoded`. Steps are read
-    from their blocks when someone looks at them; `intact` says of the number of a block whether that will work. Raises
+    The first one is whole, each further one builds upon those before it; each is bytes, or `decoded`. `earlier` gives
+    those that the first one needs beside, by `Keyframe.number`, or raises KeyframeError. Steps are read from their
+    blocks when someone looks at them; `intact` says of the number of a block whether that will work. Raises
     KeyframeError, and StepsLostError where it will not.
     """
     if not 0 < len(chain) <= LONGEST_CHAIN:
         raise KeyframeError("no chain of keyframes")
     try:
         with without_collections():
-            keyframes = [_decoder().decode(content) if isinstance(content, bytes) else content for content in chain]
-            return _Restoration(keyframes, steps_of, intact).state()
+            return _Restoration(list(map(decoded, chain)), earlier, steps_of, intact).state()
     except KeyframeError:
         raise
     except (ValueError, TypeError, LookupError, OverflowError, ArithmeticError, RecursionError) as error:
@@ -73,8 +79,10 @@ def restore(
         raise KeyframeError(f"{type(error).__name__}: {error}") from None
 
 
-def decoded(content: bytes) -> Keyframe:
+def decoded(content: bytes | Keyframe) -> Keyframe:
     """A keyframe, for `restore`, which does not change it. Raises KeyframeError for what is none."""
+    if not isinstance(content, bytes):
+        return content
     try:
         return _decoder().decode(content)
     except (ValueError, TypeError, RecursionError) as error:
@@ -111,10 +119,16 @@ def _pieces_decoder() -> msgspec.msgpack.Decoder[list[bytes]]:
 class _Restoration:
     """One state in the making."""
 
-    def __init__(self, chain: list[Keyframe], steps_of: StepsOf, intact: Callable[[int], bool]) -> None:
+    def __init__(
+        self, chain: list[Keyframe], earlier: Earlier, steps_of: StepsOf, intact: Callable[[int], bool]
+    ) -> None:
         check(chain[0].base and not any(keyframe.base for keyframe in chain[1:]), "the chain has no begin")
-        check({keyframe.version for keyframe in chain} == {state_version()}, "made by another version")
+        numbers = [*unpack_u32(chain[0].needs), *(keyframe.number for keyframe in chain)]
+        check(all(map(lt, numbers, numbers[1:])), "keyframes out of order")
         self._chain = chain
+        self._all = [*map(decoded, map(earlier, numbers[: -len(chain)])), *chain]
+        """The chain, and before it those that it needs for requests and pieces alone."""
+        check({keyframe.version for keyframe in self._all} == {state_version()}, "made by another version")
         self._present = last = _present_decoder().decode(unpacked(chain[-1].present))
         self._steps_of = steps_of
         self._intact = intact
@@ -147,10 +161,11 @@ class _Restoration:
             for serial in unpack_u32(keyframe.gone):
                 over.pop(serial, None)
             over.update(dict.fromkeys(unpack_u32(keyframe.came)))
+        for keyframe in self._all:
             serials, texts, tokens = np.frombuffer(keyframe.weights, "<i8").reshape(-1, 3).T.tolist()
             weights.update(zip(serials, zip(texts, tokens, strict=True), strict=True))
         live = unpack_u32(last.live)
-        rows = Rows(self._chain)
+        rows = Rows(self._all)
         found = rows.found({*live, *over})
         check(len(found) == len(live) + len(over), "a request is told twice, or not at all")
         make = Maker(self._state.sources, self._columns, rows)
@@ -305,8 +320,6 @@ class _Restoration:
 
     def _figures(self) -> None:
         state = self._state
-        for place, log in enumerate((state.received, state.scheduled, state.produced)):
-            self._rate(place, log)
         timers = [state.timers._timers[name] for name in TIMERS]
         parts = [counts for timer in timers for counts in timer.all_counts()]
         flat = np.concatenate([counts.ravel() for counts in parts])
@@ -322,19 +335,25 @@ class _Restoration:
             check(len(heads) == len(timer._heads), "no such windows")
             timer._heads = list(heads)
         self._tally(state.tally, self._present.tally)
-        self._books()
+        self._pieces()
 
-    def _books(self) -> None:
-        pieces: dict[str, bytes] = {}
-        for keyframe in reversed(self._chain):  # what is told last holds
-            for record in keyframe.books:
-                if pieces.keys() >= set(record.names):
+    def _pieces(self) -> None:
+        state = self._state
+        pieces: dict[str, dict[str, bytes]] = {"books": {}, "0": {}, "1": {}, "2": {}}
+        known: set[str] = set()
+        for keyframe in reversed(self._all):  # what is told last holds
+            for record in keyframe.pieces:
+                if known.issuperset(record.names):
                     continue
                 told = _pieces_decoder().decode(unpacked(record.pieces))
                 for name, piece in zip(record.names, told, strict=True):
-                    pieces.setdefault(name, piece)
-        last = {name: source.batch.history.last_index for name, source in self._state.sources.items()}
-        self._state.books.restore(pieces, last, self._requests.__contains__)
+                    kind, _, rest = name.partition("/")
+                    pieces[kind].setdefault(rest, piece)
+                known.update(record.names)
+        for place, log in enumerate((state.received, state.scheduled, state.produced)):
+            log.restore(pieces[str(place)])
+        last = {name: source.batch.history.last_index for name, source in state.sources.items()}
+        state.books.restore(pieces["books"], last, self._requests.__contains__)
 
     def _tally(self, tally: Tally, record: TallyRecord) -> None:
         tally.pending = {serial: self._requests[serial] for serial in unpack_u32(record.pending)}
@@ -344,27 +363,3 @@ class _Restoration:
             made = tally.distribution((source, route, what, detail))
             check(len(counts) == len(made.counts) and min(total, *counts) >= 0, "other histograms")
             made.total, made.counts = total, counts
-
-    def _rate(self, place: int, log: RateLog) -> None:
-        columns = log.entries()
-        pieces: list[list[Ints]] = []
-        for keyframe in self._chain:
-            record = keyframe.rates[place]
-            check(len(record.sums) == len(columns[1]) and len(record.dropped) == len(columns[2]), "other figures")
-            new = [summed(packed) for packed in (record.times, *record.sums)]
-            check(len({len(column) for column in new}) == 1, "columns of different length")
-            if not len(new[0]):
-                continue
-            while pieces and pieces[-1][0][0] >= new[0][0]:  # told again, or grown since
-                pieces.pop()
-            if pieces:
-                kept = int(np.searchsorted(pieces[-1][0], new[0][0]))
-                pieces[-1] = [column[:kept] for column in pieces[-1]]
-            pieces.append(new)
-        last = self._chain[-1].rates[place]
-        told = [np.concatenate(parts) for parts in zip(*pieces, strict=True)] or [summed(b"")] * (1 + len(columns[1]))
-        check(0 <= last.length <= min(len(told[0]), 2 * ENTRIES), "entries are missing")
-        check(bool((np.diff(told[0]) > 0).all()), "rates out of order")
-        for column, values in zip((columns[0], *columns[1]), told, strict=True):
-            column += values[len(values) - last.length :].tolist()
-        log._dropped = list(last.dropped)
