@@ -58,6 +58,7 @@ from tracer.keyframes.rows import (
     told,
 )
 from tracer.keyframes.steps import ToldSteps
+from tracer.state.chunks import planes
 from tracer.state.decode import DECODE_PARTS
 from tracer.state.histogram import WindowedTimer
 from tracer.state.rates import CHUNK
@@ -331,7 +332,7 @@ class Keyframer:
             expected=batch.expected,
             count=batch.count,
             produced=batch.produced,
-            unsettled=pack_u32(batch._unsettled),
+            unsettled=differences(list(batch._unsettled)),
             left=[
                 (index, request.serial) for index, request in batch._left
                 if request.serial in kept.live or request.serial in kept.over
@@ -407,9 +408,8 @@ class Keyframer:
         flat = np.concatenate([counts.ravel() for timer in timers for counts in timer.all_counts()])
         places = np.flatnonzero(flat if self._counts is None else flat != self._counts)
         self._counts = flat
-        steps = np.diff(places, prepend=0).astype("<u4")
         heads = [list(timer._heads) for timer in timers]
-        return TimersRecord(heads, steps.tobytes(), flat[places].astype("<i8").tobytes())
+        return TimersRecord(heads, planes(np.diff(places, prepend=0)), planes(flat[places]))
 
     def _scattered(self, places: Iterable[int]) -> frozenset[int]:
         """Those keyframes of which few rows or pieces are still needed: they are told again, so that not all keyframes

@@ -166,7 +166,7 @@ class SourceRecord(msgspec.Struct, array_like=True):
 
 
 class TimersRecord(msgspec.Struct, array_like=True):
-    """Every `WindowedTimer`: the heads of each, and all counts of all in one row: packed u32 `places` that changed
+    """Every `WindowedTimer`: the heads of each, and all counts of all in one row: `places` that changed
     (differences), and packed i64 `counts` there."""
 
     heads: list[list[int]]

@@ -32,6 +32,7 @@ from tracer.keyframes.records import (
     steps_record,
     told_columns,
 )
+from tracer.state.chunks import from_planes
 from tracer.state.decode import DECODE_PARTS
 from tracer.state.requests import Request, Settled
 from tracer.state.source import Source
@@ -324,6 +325,6 @@ def _check_steps(request: Request) -> None:
 
 
 def summed(packed: bytes) -> Ints:
-    """Packed i64 differences as values."""
-    values: Ints = np.add.accumulate(np.frombuffer(packed, "<i8"))
+    """Values of which the differences are told, in planes."""
+    values: Ints = np.add.accumulate(from_planes(packed))
     return values

@@ -12,6 +12,8 @@ import functools
 import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain as chained
+from itertools import repeat
 from operator import lt
 from typing import Final
 
@@ -34,6 +36,7 @@ from tracer.keyframes.records import (
 from tracer.keyframes.requests import Columns, KeyframeError, Maker, Rows, check, summed
 from tracer.keyframes.rows import shown_bytes
 from tracer.keyframes.sleeping_steps import SleepingSteps, StepFinder, StepsLostError, StepsOf
+from tracer.state.chunks import from_planes
 from tracer.state.kv import BLOCKS_SHOWN, SLOTS, BlockMap
 from tracer.state.requests import Request
 from tracer.state.source import Source
@@ -178,16 +181,14 @@ class _Restoration:
                 table._weighty[serial] = (request, *weights[serial])
         self._requests = {**table.live, **table.over}
         by_key, by_name, by_id, sources = table._by_key, table._by_name, table._by_id, self._state.sources
-        for request in self._requests.values():
-            keys, ids = request.keys, request.ids
-            check(bool(ids and keys), "a request that nobody knows")
-            for key in keys:
-                check(key[0] in sources, "a request of an unknown source")
-                by_key[key] = request
-            for name in request.names:
-                by_name.setdefault(name, []).append(request)
-            for shown in ids:
-                by_id[shown] = request
+        requests = list(self._requests.values())
+        keys, names, ids = ([getattr(request, name) for request in requests] for name in ("keys", "names", "ids"))
+        check(all(keys) and all(ids), "a request that nobody knows")
+        for index, known in ((by_key, keys), (by_id, ids)):
+            owners = chained.from_iterable(map(repeat, requests, map(len, known)))
+            index.update(zip(chained.from_iterable(known), owners, strict=True))
+        check({source for source, _ in by_key} <= sources.keys(), "a request of an unknown source")
+        by_name.update((name, [request]) for request, own in zip(requests, names, strict=True) for name in own)
         for name, peers in last.peers.items():
             by_name[name] = [self._requests[serial] for serial in peers]
         # `Request.order`, without asking each request for it.
@@ -267,7 +268,7 @@ class _Restoration:
             setattr(batch, name, {key: known[serial] for key, serial in zip(values[::2], values[1::2], strict=True)})
         batch.steady, batch.expected = record.steady, record.expected
         batch.count, batch.produced = record.count, record.produced
-        batch._unsettled = {serial: known[serial] for serial in unpack_u32(record.unsettled)}
+        batch._unsettled = {serial: known[serial] for serial in summed(record.unsettled).tolist()}
         batch._left.extend((index, known[serial]) for index, serial in record.left)
 
     def _tables(self, name: str, wanted: set[int]) -> dict[int, list[int]]:
@@ -325,7 +326,7 @@ class _Restoration:
         flat = np.concatenate([counts.ravel() for counts in parts])
         for keyframe in self._chain:
             record = keyframe.timers
-            flat[np.add.accumulate(np.frombuffer(record.places, "<u4"))] = np.frombuffer(record.counts, "<i8")
+            flat[summed(record.places)] = from_planes(record.counts)
         check(int(flat.min()) >= 0, "negative counts")
         begin = 0
         for counts in parts:

@@ -12,6 +12,7 @@ import numpy as np
 
 from tracer.events import pack_u32
 from tracer.keyframes.records import CACHES, BlocksRecord, TablesRecord, Told, columns_of, instants_of, laid, packed
+from tracer.state.chunks import planes
 from tracer.state.kv import CACHED, FIRST_SLOT, FREE, BlockMap
 from tracer.state.requests import Preemption, Request
 from tracer.state.step_history import StepHistory
@@ -190,5 +191,5 @@ def packed_ints(values: Sequence[int]) -> bytes:
 
 
 def differences(values: Sequence[int]) -> bytes:
-    """Packed i64: each value less the one before it."""
-    return np.diff(np.asarray(values, np.int64), prepend=np.int64(0)).astype("<i8").tobytes()
+    """Each value less the one before it, in planes (`tracer.state.chunks`)."""
+    return planes(np.diff(np.asarray(values, np.int64), prepend=np.int64(0)))

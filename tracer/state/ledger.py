@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.clock import NS_PER_S
-from tracer.state import decode, latency
+from tracer.state import chunks, decode, latency
 from tracer.state.requests import Request
 from tracer.state.tally import reason_of
 
@@ -117,11 +117,8 @@ class Ledger:
         """All rows, in pieces that change one by one. `restore` takes them."""
         pieces = {"reasons": "\0".join(self.reasons).encode("utf-8", "surrogatepass")}
         first = self.dropped
-        table = np.array(self._columns, "<i8")
-        table[:, 1:] -= table[:, :-1].copy()
-        table[:, ::_PIECE] = np.array([column[::_PIECE] for column in self._columns], "<i8")  # each piece stands alone
-        for begin in range(0, len(self), _PIECE):
-            pieces[str((first + begin) // _PIECE)] = table[:, begin : begin + _PIECE].tobytes()
+        cut = chunks.cut(self._columns, _PIECE)
+        pieces.update({str(number): piece for number, piece in enumerate(cut, first // _PIECE)})
         pieces["size"] = array("q", (first, len(self))).tobytes()
         return pieces
 
@@ -134,17 +131,13 @@ class Ledger:
         if not (first >= 0 and 0 <= rows < ROWS + _CHUNK and first % _CHUNK == 0) or len(words) > REASONS:
             raise ValueError("no such rows")
         self.reasons, self.dropped = words, first
-        parts: list[Ints] = []
-        for number in range(first // _PIECE, -(-(first + rows) // _PIECE)):
-            table = np.frombuffer(pieces[str(number)], "<i8").reshape(len(COLUMNS), -1)
-            parts.append(np.add.accumulate(table, axis=1))
-        whole = np.concatenate(parts, axis=1) if parts else np.zeros((len(COLUMNS), 0), np.int64)
-        for column, told in zip(self._columns, whole, strict=True):
-            column.frombytes(told.astype(np.int64).tobytes())
+        told = [pieces[str(number)] for number in range(first // _PIECE, -(-(first + rows) // _PIECE))]
+        for column, values in zip(self._columns, chunks.join(told, len(COLUMNS), _PIECE, rows), strict=True):
+            column.frombytes(values.astype(np.int64).tobytes())
         reasons = np.frombuffer(self._columns[COLUMNS.index("reason")], np.int64)
-        if len(self) != rows or (rows and not 0 <= reasons.min() <= reasons.max() < len(words)):
-            raise ValueError("rows are missing")
-        self._places = {serial: first + place for place, serial in enumerate(self._columns[0])}
+        if rows and not 0 <= reasons.min() <= reasons.max() < len(words):
+            raise ValueError("no such reason")
+        self._places = dict(zip(self._columns[0], range(first, first + rows), strict=True))
 
 
 def _own_itl(request: Request) -> int:

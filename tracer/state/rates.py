@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tracer.clock import NS_PER_S
+from tracer.state import chunks
 
 GRAIN_NS = 50_000_000
 """What happens within 50 ms is one entry: a window is right to that."""
@@ -77,11 +78,9 @@ class RateLog:
         """The entries, in pieces that change one by one; of those that begin before entry `since` none but the sizes.
         `restore` takes them."""
         pieces = {"sizes": array("q", (self._gone, len(self._times), *self._dropped)).tobytes()}
-        first = max(since, self._gone)
-        for number in range(-(-first // CHUNK), -(-self.end // CHUNK)):
-            begin = number * CHUNK - self._gone
-            table = np.array([column[begin : begin + CHUNK] for column in (self._times, *self._sums)], "<i8")
-            pieces[str(number)] = np.diff(table, prepend=0).astype("<i8").tobytes()
+        first = -(-max(since, self._gone) // CHUNK)
+        cut = chunks.cut([column[first * CHUNK - self._gone :] for column in (self._times, *self._sums)], CHUNK)
+        pieces.update({str(number): piece for number, piece in enumerate(cut, first)})
         return pieces
 
     def restore(self, pieces: Mapping[str, bytes]) -> None:
@@ -92,14 +91,11 @@ class RateLog:
         columns = [self._times, *self._sums]
         if gone < 0 or gone % CHUNK or not 0 <= length < 2 * ENTRIES or len(dropped) != len(self._sums):
             raise ValueError("no such entries")
-        parts = [
-            np.cumsum(np.frombuffer(pieces[str(number)], "<i8").reshape(len(columns), -1), axis=1)
-            for number in range(gone // CHUNK, -(-(gone + length) // CHUNK))
-        ]
-        told = np.concatenate(parts, axis=1) if parts else np.zeros((len(columns), 0), np.int64)
-        if told.shape[1] != length or not (np.diff(told[0]) > 0).all():
-            raise ValueError("entries are missing")
-        for column, values in zip(columns, told, strict=True):
+        told = [pieces[str(number)] for number in range(gone // CHUNK, -(-(gone + length) // CHUNK))]
+        table = chunks.join(told, len(columns), CHUNK, length)
+        if not (np.diff(table[0]) > 0).all():
+            raise ValueError("entries out of order")
+        for column, values in zip(columns, table, strict=True):
             column += values.tolist()
         self._gone, self._dropped = gone, dropped
 
