@@ -21,6 +21,7 @@ from tracer.events import Event, Step, pack_u32
 from tracer.intake import Delivery
 from tracer.keyframes.records import (
     AMENDED,
+    At,
     BatchRecord,
     HistoryRecord,
     Keyframe,
@@ -95,6 +96,8 @@ class Keyframer:
         self._marks: dict[int, Row] = {}
         self._runs: dict[int, int] = {}
         """Index of the first step that a request's settled tokens refer to."""
+        self._prefills: dict[int, tuple[Step, At]] = {}
+        """Where the steps are that ran more than one token of a request, by identity."""
         self._tables: dict[str, dict[int, list[int]]] = {}
         self._counts: Ints | None = None
         """Of all timers, as they were told last."""
@@ -140,6 +143,8 @@ class Keyframer:
         if index != before:
             steps.places.append((number, steps.seen))
             steps.original[index] = event
+            if event.odd:
+                self._prefills[id(event)] = (event, At(number, steps.seen))
         steps.seen += 1
 
     def _last_index(self, source: str) -> int:
@@ -243,7 +248,7 @@ class Keyframer:
             if request.over is not None:
                 now = self._marks[serial] = mark(request)
                 if marks.get(serial) == now and not again:
-                    self._told[serial] = before
+                    self._told[serial] = told[serial]
                     continue
             found, early, late, steps = [frozen(group(request)) for group in groups]
             steps += (settled.count, settled.last, len(settled.times), *settled.parts, settled.step, settled.token,
@@ -266,6 +271,7 @@ class Keyframer:
         """See `steps_record`."""
         names = {id(source.batch): name for name, source in self.state.sources.items()}
         of_fields = attrgetter(*columns_of("steps"))
+        passes = [columns_of("steps").index(name) for name in ("passes", "redo")]
         last = 0
         for request, _ in rows:
             settled = request.settled
@@ -275,6 +281,9 @@ class Keyframer:
                 self._runs[request.serial] = min(runs[::2])
             literal = runs is None
             fields = list(of_fields(request))
+            if request.over is not None:  # nobody asks for it before the request wakes
+                for place in passes:
+                    fields[place] = [part._replace(step=self._where(part.step)) for part in fields[place]]
             make_relative(fields, instants_of("steps"), settled.last)
             yield [
                 source, runs, differences(settled.times) if literal else b"",
@@ -284,11 +293,19 @@ class Keyframer:
             ]  # fmt: skip
             last = settled.last
 
+    def _where(self, step: Any) -> Any:
+        """The place of a step that is as it was there, else itself."""
+        return self._prefills[id(step)][1] if id(step) in self._prefills else step
+
     def _forget_columns(self) -> None:
-        """Drop the columns of steps that no request refers to any more."""
+        """Drop the columns and places of steps that no request refers to any more."""
+        requests = (*self.state.requests.live.values(), *self.state.requests.over.values())
+        kept = {id(part.step) for request in requests for part in (*request.passes, *request.redo)}
+        kept.update(id(step) for steps in self._steps.values() for step in steps.original.values())
+        self._prefills = {name: found for name, found in self._prefills.items() if name in kept}
         referred: dict[str, int] = {}
         names = {id(source.batch): name for name, source in self.state.sources.items()}
-        for request in (*self.state.requests.live.values(), *self.state.requests.over.values()):
+        for request in requests:
             first = self._runs.get(request.serial)
             if first is not None and request.batch is not None:
                 name = names[id(request.batch)]

@@ -14,12 +14,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import typing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import accumulate
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -201,13 +201,24 @@ class PiecesRecord(msgspec.Struct, array_like=True):
 
 class PassesRecord(msgspec.Struct, array_like=True):
     """Passes of some requests, in columns (`pack_column`). `counts`: how many each request has; of each pass the index
-    of its `steps` (None where it has the step itself), `scheduled` and `produced` tokens; of those steps `SLIM`."""
+    of its `steps` (None where the history no longer has it), `scheduled` and `produced` tokens; of those without an
+    index the number of the block in which the step is (`blocks`, None where it is not as it was there), and the place
+    among the source's steps in it (`places`); of all others `SLIM`."""
 
     counts: bytes
     steps: bytes
     scheduled: bytes
     produced: bytes
+    blocks: bytes
+    places: bytes
     own: list[bytes]
+
+
+class At(NamedTuple):
+    """Where the step of a pass is, in place of it: the number of the block and the place among the source's steps."""
+
+    block: int
+    place: int
 
 
 class Told(msgspec.Struct, array_like=True):
@@ -354,14 +365,17 @@ def laid(record: type[msgspec.Struct], rows: Iterable[Sequence[Any]]) -> msgspec
 
 def _pack_passes(column: Sequence[list[Pass]]) -> PassesRecord:
     passes = [part for of_request in column for part in of_request]
+    steps: list[Any] = [part.step for part in passes]
+    found = [step if isinstance(step, At) else None for step in steps if not isinstance(step, int)]
     get = attrgetter(*SLIM)
-    table = np.array([get(part.step) for part in passes if not isinstance(part.step, int)], np.int64)
+    table = np.array([get(step) for step in steps if not isinstance(step, int | At)], np.int64)
     columns = table.reshape(-1, len(SLIM)).T.copy()
     columns[OFFSETS][1:] -= columns[OFFSETS][:-1].copy()
     return PassesRecord(
         pack_column(list(map(len, column))),
-        pack_column([part.step if isinstance(part.step, int) else None for part in passes]),
+        pack_column([step if isinstance(step, int) else None for step in steps]),
         pack_column([part.scheduled for part in passes]), pack_column([part.produced for part in passes]),
+        pack_column([at and at.block for at in found]), pack_column([at.place for at in found if at]),
         [pack_column(of_steps.tolist()) for of_steps in columns],
     )  # fmt: skip
 
@@ -370,14 +384,17 @@ def _unpack_passes(record: PassesRecord, rows: int) -> list[list[Pass]]:
     counts = unpack_column(record.counts, rows)
     size = sum(counts)
     steps = unpack_column(record.steps, size)
-    own = sum(step is None for step in steps)
+    blocks = unpack_column(record.blocks, steps.count(None))
+    own = blocks.count(None)
+    places = iter(unpack_column(record.places, len(blocks) - own))
     columns = np.array([unpack_column(column, own) for column in record.own], np.int64).reshape(len(SLIM), own)
     columns[OFFSETS] = np.add.accumulate(columns[OFFSETS], axis=0)
     own_rows: list[list[Any]] = columns.T.tolist()
     slim = iter([Step(**dict(zip(SLIM, row, strict=True))) for row in own_rows])
+    others: Iterator[Any] = iter([next(slim) if block is None else At(block, next(places)) for block in blocks])
     scheduled, produced = unpack_column(record.scheduled, size), unpack_column(record.produced, size)
     passes = [
-        Pass(next(slim) if step is None else step, *tokens)
+        Pass(next(others) if step is None else step, *tokens)
         for step, *tokens in zip(steps, scheduled, produced, strict=True)
     ]  # fmt: skip
     if min(counts, default=0) < 0:

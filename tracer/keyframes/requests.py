@@ -21,6 +21,7 @@ from tracer.events import unpack_u32
 from tracer.keyframes.records import (
     CACHES,
     SETTLED,
+    At,
     HistoryRecord,
     Keyframe,
     Told,
@@ -32,6 +33,7 @@ from tracer.keyframes.records import (
     steps_record,
     told_columns,
 )
+from tracer.keyframes.sleeping_steps import StepsOf, read_step
 from tracer.state.chunks import from_planes
 from tracer.state.decode import DECODE_PARTS
 from tracer.state.requests import Request, Settled
@@ -185,16 +187,20 @@ class Columns:
 class Maker:
     """Makes requests of their rows."""
 
-    def __init__(self, sources: dict[str, Source], columns: dict[str, Columns], rows: Rows) -> None:
+    def __init__(
+        self, sources: dict[str, Source], columns: dict[str, Columns], rows: Rows, steps_of: StepsOf
+    ) -> None:
         self._sources = sources
         self._columns = columns
         self._rows = rows
+        self._steps_of = steps_of
         found, early, late, steps = map(columns_of, ("found", "early", "late", "steps"))
         self._caches = [field.default for field in fields(Request) if field.name in CACHES]
         names = ("serial", "batch", "settled", *found, *early, *late, *steps, *_cache_names())
         self._order = [names.index(field.name) for field in fields(Request)]
         self._first_seen, self._ids = map(found.index, ("first_seen", "ids"))
         self._id = len(found) + early.index("id")
+        self._passes = [steps.index("passes"), steps.index("redo")]
 
     def now(self, serial: int, found: Row) -> Request:
         """The request, of which `found` is known. Raises an exception when its rows contradict themselves."""
@@ -251,7 +257,14 @@ class Maker:
         instants, batches = self._tokens(source, runs, times, sizes)
         check(len(instants) == len(batches) <= count, "token instants without tokens")
         head[2] = Settled(count, last, instants, batches, parts, step, last + token, last + token + end)
-        return [*head, *_absolute(steps[_APART:], instants_of("steps"), last), *self._caches]
+        fields = _absolute(steps[_APART:], instants_of("steps"), last)
+        for place in self._passes:
+            fields[place] = [
+                part._replace(step=read_step(self._steps_of, source, *part.step, facts[self._first_seen]))
+                if isinstance(part.step, At) else part
+                for part in fields[place]
+            ]  # fmt: skip
+        return [*head, *fields, *self._caches]
 
     def _tokens(
         self, source: str, runs: list[int] | None, times: bytes, sizes: bytes

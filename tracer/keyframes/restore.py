@@ -171,7 +171,7 @@ class _Restoration:
         rows = Rows(self._all)
         found = rows.found({*live, *over})
         check(len(found) == len(live) + len(over), "a request is told twice, or not at all")
-        make = Maker(self._state.sources, self._columns, rows)
+        make = Maker(self._state.sources, self._columns, rows, self._steps_of)
         for serial in live:
             table.live[serial] = request = make.now(serial, found[serial])
             check(request.over is None, "a live request is over")

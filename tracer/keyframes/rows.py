@@ -192,4 +192,5 @@ def packed_ints(values: Sequence[int]) -> bytes:
 
 def differences(values: Sequence[int]) -> bytes:
     """Each value less the one before it, in planes (`tracer.state.chunks`)."""
-    return planes(np.diff(np.asarray(values, np.int64), prepend=np.int64(0)))
+    numbers = np.asarray(values, np.int64)
+    return planes(np.diff(numbers, prepend=0).astype(np.int64))

@@ -23,6 +23,15 @@ class StepsLostError(Exception):
         self.number = number
 
 
+def read_step(steps_of: StepsOf, source: str, block: int, place: int, t: int) -> Step:
+    """A step from its block of events. One that is not where it should be (the file is damaged, or was made up) is one
+    of which only its instant `t` (ns) is known."""
+    try:
+        return steps_of(block)[source][place]
+    except (LookupError, StepsLostError):
+        return Step(t, 0, token=0, end=0)
+
+
 class StepFinder:
     """Finds the steps of `source` by index, the last one being `last`. `refs`: (block, packed u32 places among the
     source's steps in it), in order; `amended`: by index, what device times that came later made of `AMENDED`."""
@@ -49,14 +58,10 @@ class StepFinder:
         return [block for block, _ in self._parts[max(0, bisect_right(self._firsts, index) - 1) :]]
 
     def step(self, index: int, t: int = 0) -> Step:
-        """The step at an index. One that is not where it should be (the file is damaged, or was made up) is one of
-        which only its instant `t` (ns) is known."""
+        """The step at an index, whose instant is about `t` (ns); see `read_step`."""
         at = bisect_right(self._firsts, index) - 1
-        try:
-            block, places = self._parts[at]
-            step = self._steps_of(block)[self._source][unpack_u32(places)[index - self._firsts[at]]]
-        except (LookupError, StepsLostError):
-            return Step(t, 0, token=0, end=0)
+        block, places = self._parts[at]
+        step = read_step(self._steps_of, self._source, block, unpack_u32(places)[index - self._firsts[at]], t)
         values = self._amended.get(index)
         return step if values is None else msgspec.structs.replace(step, **dict(zip(AMENDED, values, strict=True)))
 

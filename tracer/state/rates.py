@@ -15,7 +15,7 @@ GRAIN_NS = 50_000_000
 """What happens within 50 ms is one entry: a window is right to that."""
 ENTRIES = 32_768
 """Entries kept: over 27 minutes of constant activity."""
-CHUNK = 256
+CHUNK = 64
 """Entries that are told together in a keyframe."""
 
 
