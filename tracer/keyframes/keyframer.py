@@ -55,6 +55,7 @@ from tracer.keyframes.rows import (
     numbers,
     packed_ints,
     pairs,
+    rows_told,
     tables_record,
     told,
 )
@@ -69,7 +70,7 @@ from tracer.state.steps import Batch
 from tracer.state.timers import TIMERS
 from tracer.state.trace_state import TraceState
 
-CHAIN: Final = 80
+CHAIN: Final = 100
 """Keyframes that build upon one another. More make smaller files and longer seeks."""
 
 WORTH: Final = 16
@@ -219,10 +220,9 @@ class Keyframer:
             early=told(early, early_record(), early_rows(early)),
             late=told(late, late_record(), late_rows(late)),
             steps=told(steps, steps_record(), self._step_rows(steps)),
-            weights=packed_ints([
-                value for serial, (_, texts, tokens) in table._weighty.items() if serial in changed
-                for value in (serial, texts, tokens)
-            ]),
+            weights=rows_told(
+                (serial, texts, tokens) for serial, (_, texts, tokens) in table._weighty.items() if serial in changed
+            ),
             timers=self._timers_told([state.timers._timers[name] for name in TIMERS]),
             pieces=self._pieces_told(number, base),
             needs=pack_u32(self._needs(number)) if base else b"",
@@ -350,10 +350,10 @@ class Keyframer:
             count=batch.count,
             produced=batch.produced,
             unsettled=differences(list(batch._unsettled)),
-            left=[
+            left=rows_told(
                 (index, request.serial) for index, request in batch._left
                 if request.serial in kept.live or request.serial in kept.over
-            ],
+            ),
             recent=len(batch._recent),
         )  # fmt: skip
 

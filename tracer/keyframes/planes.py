@@ -15,6 +15,7 @@ _NONES: Final = 0x80
 _SUMMED: Final = 0x40
 """Flag: each number is written less the one before it."""
 _POSITIVE: Final = np.int64((1 << 63) - 1)
+_OF_A_BYTE: Final[Ints] = np.array([byte >> 1 ^ -(byte & 1) for byte in range(256)], np.int64)
 
 
 def pack_column(values: Sequence[int | None]) -> bytes:
@@ -47,10 +48,15 @@ def unpack_column(packed: bytes, rows: int) -> list[Any]:
     width = flags & 15
     if not 0 < width <= 8 or len(packed) - at != width * count:
         raise ValueError("a column was cut")
-    wide = np.zeros((count, 8), np.uint8)
-    wide[:, :width] = np.frombuffer(packed, np.uint8, width * count, at).reshape(width, count).T
-    zigzagged = wide.view("<i8").ravel()
-    numbers = ((zigzagged >> 1) & _POSITIVE) ^ -(zigzagged & 1)
+    if not count:
+        return [None] * rows
+    if width == 1:
+        numbers = _OF_A_BYTE[np.frombuffer(packed, np.uint8, count, at)]
+    else:
+        wide = np.zeros((count, 8), np.uint8)
+        wide[:, :width] = np.frombuffer(packed, np.uint8, width * count, at).reshape(width, count).T
+        zigzagged = wide.view("<i8").ravel()
+        numbers = ((zigzagged >> 1) & _POSITIVE) ^ -(zigzagged & 1)
     if flags & _SUMMED:
         numbers = np.add.accumulate(numbers)
     found: list[Any] = numbers.tolist()

@@ -127,8 +127,8 @@ class HistoryRecord(msgspec.Struct, array_like=True):
 
 
 class BatchRecord(msgspec.Struct, array_like=True):
-    """`Batch`. Packed u32 pairs (key, request) of its tables; `unsettled` packed u32 requests; `left` (index, request);
-    `recent` how many of the last steps it keeps to bring a roster up to date."""
+    """`Batch`. Packed u32 pairs (key, request) of its tables; `unsettled` requests, in differences; `left` likewise,
+    columns of indices and requests; `recent` how many of the last steps it keeps to bring a roster up to date."""
 
     members: bytes
     loose: bytes
@@ -138,7 +138,7 @@ class BatchRecord(msgspec.Struct, array_like=True):
     count: int
     produced: int
     unsettled: bytes
-    left: list[tuple[int, int]]
+    left: bytes
     recent: int
 
 
@@ -259,8 +259,8 @@ class Keyframe(msgspec.Struct, array_like=True):
 
     `present` is a packed `Present`; all else is what has changed since the keyframe before: `histories` and `tables` of
     each source; finished requests (packed u32) that are `gone`, and that `came`, in order; `found`, `early`, `late` and
-    `steps` of requests; `weights`, packed i64 triples (request, characters, tokens) of finished ones; `pieces` of the
-    books (`tracer.state.books`) and rates, those that the keyframe before told too apart: they are rarely read.
+    `steps` of requests; `weights`, columns of finished ones, their characters and tokens, in differences; `pieces` of
+    the books (`tracer.state.books`) and rates, those that the keyframe before told too apart: they are rarely read.
 
     A whole keyframe (`base`) tells everything but the requests and pieces that earlier ones told, and that are as they
     were: `needs` has the numbers (packed u32, rising) of those.
@@ -376,7 +376,7 @@ def _pack_passes(column: Sequence[list[Pass]]) -> PassesRecord:
         pack_column([step if isinstance(step, int) else None for step in steps]),
         pack_column([part.scheduled for part in passes]), pack_column([part.produced for part in passes]),
         pack_column([at and at.block for at in found]), pack_column([at.place for at in found if at]),
-        [pack_column(of_steps.tolist()) for of_steps in columns],
+        [pack_column(of_steps.tolist()) for of_steps in columns] if len(table) else [],
     )  # fmt: skip
 
 
@@ -387,10 +387,12 @@ def _unpack_passes(record: PassesRecord, rows: int) -> list[list[Pass]]:
     blocks = unpack_column(record.blocks, steps.count(None))
     own = blocks.count(None)
     places = iter(unpack_column(record.places, len(blocks) - own))
-    columns = np.array([unpack_column(column, own) for column in record.own], np.int64).reshape(len(SLIM), own)
-    columns[OFFSETS] = np.add.accumulate(columns[OFFSETS], axis=0)
-    own_rows: list[list[Any]] = columns.T.tolist()
-    slim = iter([Step(**dict(zip(SLIM, row, strict=True))) for row in own_rows])
+    slim: Iterator[Step] = iter(())
+    if own:
+        columns = np.array([unpack_column(column, own) for column in record.own], np.int64).reshape(len(SLIM), own)
+        columns[OFFSETS] = np.add.accumulate(columns[OFFSETS], axis=0)
+        own_rows: list[list[Any]] = columns.T.tolist()
+        slim = iter([Step(**dict(zip(SLIM, row, strict=True))) for row in own_rows])
     others: Iterator[Any] = iter([next(slim) if block is None else At(block, next(places)) for block in blocks])
     scheduled, produced = unpack_column(record.scheduled, size), unpack_column(record.produced, size)
     passes = [

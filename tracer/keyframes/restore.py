@@ -165,7 +165,7 @@ class _Restoration:
                 over.pop(serial, None)
             over.update(dict.fromkeys(unpack_u32(keyframe.came)))
         for keyframe in self._all:
-            serials, texts, tokens = np.frombuffer(keyframe.weights, "<i8").reshape(-1, 3).T.tolist()
+            serials, texts, tokens = summed(keyframe.weights).reshape(3, -1).tolist()
             weights.update(zip(serials, zip(texts, tokens, strict=True), strict=True))
         live = unpack_u32(last.live)
         rows = Rows(self._all)
@@ -269,7 +269,8 @@ class _Restoration:
         batch.steady, batch.expected = record.steady, record.expected
         batch.count, batch.produced = record.count, record.produced
         batch._unsettled = {serial: known[serial] for serial in summed(record.unsettled).tolist()}
-        batch._left.extend((index, known[serial]) for index, serial in record.left)
+        indices, serials = summed(record.left).reshape(2, -1).tolist()
+        batch._left.extend((index, known[serial]) for index, serial in zip(indices, serials, strict=True))
 
     def _tables(self, name: str, wanted: set[int]) -> dict[int, list[int]]:
         """The blocks that each of the requests `wanted` of a source holds, from all that was told of them."""
@@ -304,11 +305,12 @@ class _Restoration:
                 blocks._holders.pop(block, None)
         slots = unpack_u32(record.slots)
         blocks._slots = dict(zip(slots[::2], slots[1::2], strict=True))
-        blocks._free_slots = unpack_u32(record.free_slots).tolist()
+        blocks._free_slots = summed(record.free_slots).tolist()
         blocks._cached = OrderedDict.fromkeys(unpack_u32(record.cached))
         everywhere = (*blocks._holders, *blocks._cached, *(block for ids in blocks._held.values() for block in ids))
         check(max(everywhere, default=-1) < record.size, "a block that the map does not have")
         check(max((*blocks._slots.values(), *blocks._free_slots), default=0) < SLOTS, "a slot that there is not")
+        check(min(blocks._free_slots, default=0) >= 0, "a slot that there is not")
         blocks._bytes = shown_bytes(record.size, blocks._held, blocks._slots, blocks._cached)
         blocks._since.frombytes(bytes(8 * record.size))
         for block, t in zip(blocks._cached, summed(record.since).tolist(), strict=True):

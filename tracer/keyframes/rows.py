@@ -124,7 +124,7 @@ def blocks_record(blocks: BlockMap) -> BlocksRecord:
         held=pack_u32(blocks._held),
         shared=pack_u32(shared),
         slots=pack_u32(value for pair in blocks._slots.items() for value in pair),
-        free_slots=pack_u32(blocks._free_slots),
+        free_slots=differences(blocks._free_slots),
         cached=pack_u32(blocks._cached),
         other=pack_u32(value for block in differ for value in (block, blocks._bytes[block])),
         since=differences(blocks.cached_since()),
@@ -188,6 +188,11 @@ def pairs(table: Mapping[int, Request]) -> bytes:
 
 def packed_ints(values: Sequence[int]) -> bytes:
     return np.asarray(values, "<i8").tobytes()
+
+
+def rows_told(rows: Iterable[tuple[int, ...]]) -> bytes:
+    """Rows of numbers as columns, one after the other, in differences."""
+    return differences([value for column in zip(*rows, strict=True) for value in column])
 
 
 def differences(values: Sequence[int]) -> bytes:
