@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tracer.block_maker import is_calm, known_at
-from tracer.blocks import BASE, Block
+from tracer.blocks import BASE, Block, TraceFileError
 from tracer.clock import NS_PER_S
 from tracer.events import Event, Header, Step
 from tracer.frames import SequenceCheck
@@ -226,8 +226,11 @@ class KeyframeIndex:
         if block is None:
             raise StepsLostError(number)
         steps: dict[str, list[Step]] = {}
-        for delivery in self.trace.read_only(block, Step):
-            steps.setdefault(delivery.source, []).extend(delivery.events)  # type: ignore[arg-type]
+        try:
+            for delivery in self.trace.read_only(block, Step):
+                steps.setdefault(delivery.source, []).extend(delivery.events)  # type: ignore[arg-type]
+        except TraceFileError:  # the disk fails, or the file was closed: nobody who draws a step can do anything
+            raise StepsLostError(number) from None
         if self.trace.damaged(block):
             raise StepsLostError(number)
         self._steps[number] = steps
@@ -416,24 +419,37 @@ def load_open(
             place = Place(TraceState(), 0, {})
         else:
             place = KeyframeIndex(trace).before(trace.end if until is None else until)
-        state = place.state
-        for block in trace.blocks[place.block :]:
-            if until is not None and block.first > until:
-                break
-            deliveries = trace.checked(block, place.checks)
-            if until is not None and block.last > until:
-                for item in items(deliveries, block):
-                    if item.due > until:
-                        return state
-                    _take(state, item)
-                continue
-            for delivery in deliveries:
-                if delivery.header is not None:
-                    state.add_source(delivery.header)
-                state.unknown += delivery.unknown
-                apply, source = state.apply, delivery.source
-                for event in delivery.events:
-                    apply(source, event)
-        return state
+        _fold(trace, place, until)
+        if place.block:  # the file is about to be closed
+            _wake(place.state)
+        return place.state
 
 
+def _fold(trace: TraceFile, place: Place, until: int | None) -> None:
+    """Take in all that comes behind `place`, up to the instant `until` (ns)."""
+    state = place.state
+    for block in trace.blocks[place.block :]:
+        if until is not None and block.first > until:
+            break
+        deliveries = trace.checked(block, place.checks)
+        if until is not None and block.last > until:
+            for item in items(deliveries, block):
+                if item.due > until:
+                    return
+                _take(state, item)
+            continue
+        for delivery in deliveries:
+            if delivery.header is not None:
+                state.add_source(delivery.header)
+            state.unknown += delivery.unknown
+            apply, source = state.apply, delivery.source
+            for event in delivery.events:
+                apply(source, event)
+
+
+def _wake(state: TraceState) -> None:
+    """Read all that a state from a keyframe leaves in the file until someone looks at it."""
+    for source in state.sources.values():
+        source.batch.history.steps = list(source.batch.history.steps)
+    for request in state.requests.over.values():
+        request.observed  # noqa: B018 - looked at
