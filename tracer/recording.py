@@ -39,6 +39,10 @@ class Keyframes(Protocol):
     def take(self, number: int, deliveries: Sequence[Delivery]) -> bool:
         """Fold in what block `number` holds; whether a keyframe should follow at once."""
 
+    @property
+    def soon(self) -> bool:
+        """Whether it had better be waited for that, because it comes with one of the next blocks."""
+
     def make(self, number: int, seqs: Mapping[str, int]) -> tuple[bytes, bool]:
         """The state now: content of a block, and whether it builds upon no other keyframe. `number`: of the last block
         taken; `seqs`: number of the next event of each source."""
@@ -211,7 +215,7 @@ class Recorder:
             at_once = keyframes.take(made.number, made.deliveries)
             if self._next_keyframe < 0:
                 self._next_keyframe = made.last + self._keyframe_ns
-            if not at_once and (made.calm or made.last < self._next_keyframe):
+            if not at_once and (made.calm or made.last < self._next_keyframe or keyframes.soon):
                 return
             self._next_keyframe = made.last + self._keyframe_ns
             content, is_base = keyframes.make(made.number, made.seqs)

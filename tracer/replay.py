@@ -109,7 +109,7 @@ class KeyframeIndex:
                 return False
             at_once = keyframer.take(block.number, self.trace.checked(block, self._checks))
             self._next += 1
-            if at_once or (block.last >= self._due and not block.calm):
+            if at_once or (block.last >= self._due and not block.calm and not keyframer.soon):
                 self._due = block.last + self._keyframe_ns
                 seqs = {name: check.expected for name, check in self._checks.items() if check.expected is not None}
                 try:

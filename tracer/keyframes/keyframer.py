@@ -134,6 +134,14 @@ class Keyframer:
                     state.apply(source, event)
         return any(map(ne, bases, [source.batch.history.base for source in state.sources.values()]))
 
+    @property
+    def soon(self) -> bool:
+        """Whether a history will be trimmed within a block or two, so that a keyframe had better wait for that."""
+        return any(
+            0 <= source.batch.room <= 2 * steps.seen
+            for name, source in self.state.sources.items() if (steps := self._steps.get(name))
+        )  # fmt: skip
+
     def _step(self, number: int, source: str, event: Step) -> None:
         steps = self._steps.get(source)
         if steps is None:
