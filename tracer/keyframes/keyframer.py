@@ -8,7 +8,7 @@ blocks they are. `tracer.keyframes.restore` reads them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter, ne
 from typing import Any, Final
 
@@ -103,8 +103,6 @@ class Keyframer:
         self._counts: Ints | None = None
         """Of all timers, as they were told last."""
         self._pieces: dict[str, bytes] = {}
-        self._changed: Set[str] = frozenset()
-        """Names of the pieces that were told last."""
         self._rates = [0] * 3
         """Entries of each rate that no longer change, and were told."""
         self._rows_at: dict[int, list[int]] = {}
@@ -402,7 +400,8 @@ class Keyframer:
     # --- figures ------------------------------------------------------------------------------------------------------
 
     def _pieces_told(self, number: int, base: bool) -> list[PiecesRecord]:
-        """The pieces that have changed. What changes in every keyframe lies apart: none but the last is read then."""
+        """The pieces that have changed. Those that are not numbered, and change in every keyframe, lie apart: of them
+        none but the last are read."""
         before, self._pieces = self._pieces, self._pieces_now()
         places = self._pieces_at = {name: place for name, place in self._pieces_at.items() if name in self._pieces}
         scattered = self._scattered(places.values()) if base else frozenset()
@@ -410,11 +409,10 @@ class Keyframer:
             name for name, piece in self._pieces.items() if before.get(name) != piece or places[name] in scattered
         }
         places.update(dict.fromkeys(changed, number))
-        often, once = changed & self._changed, changed - self._changed
-        self._changed = changed
+        numbered = {name for name in changed if name[-1].isdigit() and not name.startswith("books/pace")}
         return [
             PiecesRecord(names, packed([self._pieces[name] for name in names]))
-            for names in (sorted(often), sorted(once)) if names
+            for names in (sorted(changed - numbered), sorted(numbered)) if names
         ]  # fmt: skip
 
     def _pieces_now(self) -> dict[str, bytes]:

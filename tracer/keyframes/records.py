@@ -260,7 +260,7 @@ class Keyframe(msgspec.Struct, array_like=True):
     `present` is a packed `Present`; all else is what has changed since the keyframe before: `histories` and `tables` of
     each source; finished requests (packed u32) that are `gone`, and that `came`, in order; `found`, `early`, `late` and
     `steps` of requests; `weights`, columns of finished ones, their characters and tokens, in differences; `pieces` of
-    the books (`tracer.state.books`) and rates, those that the keyframe before told too apart: they are rarely read.
+    the books (`tracer.state.books`) and rates, those that are not numbered apart: they are rarely read.
 
     A whole keyframe (`base`) tells everything but the requests and pieces that earlier ones told, and that are as they
     were: `needs` has the numbers (packed u32, rising) of those.
