@@ -215,7 +215,9 @@ def decode(payload: bytes, only: type[Event] | None = None) -> tuple[Batch, int]
         return _read(_decoder.decode(payload), only)
     except FrameError:
         raise
-    except (msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
+    except (
+        msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError, RecursionError, StopIteration,
+    ) as error:  # fmt: skip
         raise FrameError(f"damaged columns: {error}") from None
 
 

@@ -6,7 +6,7 @@ import random
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.state.test_properties import hostile
@@ -133,6 +133,7 @@ def test_columns_that_contradict_themselves_are_refused(values: dict[str, object
 
 @quick
 @given(st.integers(0, 1 << 32))
+@example(4235)  # more columns of bytes are announced than there are
 def test_a_changed_frame_is_read_or_refused(seed: int) -> None:
     pick = random.Random(seed)
     trace = simulate(seed % 3, requests=4, blocks=60)

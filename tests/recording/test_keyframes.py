@@ -19,6 +19,7 @@ from tracer.keyframes.keyframer import Keyframer
 from tracer.keyframes.records import Keyframe, columns_of, state_version
 from tracer.keyframes.requests import KeyframeError, SleepingRequest
 from tracer.keyframes.restore import restore, usable
+from tracer.keyframes.sleeping_steps import StepsLostError
 from tracer.state.books import Books
 from tracer.state.groups import Groups
 from tracer.state.kv import BlockMap
@@ -247,6 +248,54 @@ def _some_tape() -> Tape:
         trace = simulate(3, requests=14, split=True, blocks=60)
         _tapes.append(tape(3, list(plain(trace.events)), trace.headers, keep_steps=60, chain=4))
     return _tapes[0]
+
+
+def test_a_whole_keyframe_without_those_that_it_needs_is_refused() -> None:
+    made = _some_tape()
+
+    def missing(number: int) -> bytes:
+        raise KeyframeError("it is damaged")
+
+    needy = [chain for chain in made.chains if msgspec.msgpack.decode(chain[0], type=Keyframe).needs]
+    assert needy
+    for chain in needy:
+        with pytest.raises(KeyframeError, match="damaged"):
+            restore(chain, missing, made.steps_of)
+
+
+def test_steps_are_read_from_their_blocks_when_someone_looks_at_them() -> None:
+    made = _some_tape()
+    number = len(made.parts) - 1
+    read: set[int] = set()
+
+    def steps_of(block: int) -> dict[str, list[Step]]:
+        read.add(block)
+        return made.steps_of(block)
+
+    state, _ = restore(made.chains[number], made.earlier, steps_of)
+    newest, expected = set(read), made.live.sources["core"].batch.history
+    history = state.sources["core"].batch.history
+    assert history.steps[0] == expected.steps[0] and history.steps[-1] == expected.steps[-1]
+    assert list(reversed(history.steps[2:9])) == expected.steps[8:1:-1]
+    assert list(history.steps) == expected.steps and read > newest
+    with pytest.raises(StepsLostError):
+        restore(made.chains[number], made.earlier, steps_of, lambda block: block not in newest)
+
+
+def test_a_step_that_is_lost_after_all_is_one_of_which_nothing_is_known() -> None:
+    made = _some_tape()
+    lost = False
+
+    def steps_of(block: int) -> dict[str, list[Step]]:
+        if lost:
+            raise StepsLostError(block)
+        return made.steps_of(block)
+
+    state, _ = restore(made.chains[-1], made.earlier, steps_of)
+    lost = True
+    history = state.sources["core"].batch.history
+    assert history.steps[0] == Step(history.tokens[0], 0, token=0, end=0)
+    state.snapshot()
 
 
 def test_requests_that_are_over_sleep_until_someone_looks() -> None:
