@@ -30,7 +30,9 @@ INDEX_STEP: Final = MAX_RAW // 2 // ENTRY * ENTRY
 
 
 class BlockFile:
-    """The file at `path`, which must not exist unless `overwrite`. Not to be used by two threads at once.
+    """The file at `path`, which must not exist unless `overwrite`; `columns` as in `preamble`.
+
+    Not to be used by two threads at once.
 
     `error` is one sentence once something went wrong; nothing is written any more then, and `on_error` was told. Raises
     TraceFileError when the file cannot be made; nothing else ever raises.
@@ -41,6 +43,7 @@ class BlockFile:
         path: Path,
         *,
         with_text: bool,
+        columns: bool = False,
         overwrite: bool = False,
         on_error: Callable[[str], None] | None = None,
     ) -> None:
@@ -52,7 +55,7 @@ class BlockFile:
         self._on_error: Callable[[str], None] | None = None
         self._entries = bytearray()
         self._file, self._identity = _create(path, overwrite)
-        self._append(preamble(with_text=with_text))
+        self._append(preamble(with_text=with_text, columns=columns))
         if self.error:
             self._let_go()
             raise TraceFileError(self.error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 import msgspec
@@ -60,13 +60,21 @@ def known_at(event: Event) -> int:
 
 class BlockMaker:
     """Collects deliveries and makes blocks of them. Text of requests is left out unless `with_text`; `began` is when
-    that begins, by our clock (ns); `level` how hard zstd tries.
+    that begins, by our clock (ns); `level` how hard zstd tries; `encode` makes frames of events, as `encode_events`.
 
     `put` and `take` belong to one thread, `make` may run in another.
     """
 
-    def __init__(self, *, with_text: bool, began: int, level: int = LEVEL) -> None:
+    def __init__(
+        self,
+        *,
+        with_text: bool,
+        began: int,
+        level: int = LEVEL,
+        encode: Callable[[int, list[Event]], list[bytes]] = encode_events,
+    ) -> None:
         self.with_text = with_text
+        self._encode_events = encode
         self._level = level
         self._floor = began - BEHIND
         self.waiting = 0
@@ -178,7 +186,7 @@ class BlockMaker:
         except (UnicodeEncodeError, OverflowError, TypeError):  # no source of ours is called so
             self.missed += len(part.events)
             return []
-        frames = encode_events(seq, part.events) if part.events else []
+        frames = self._encode_events(seq, part.events) if part.events else []
         if len(part.events) > 1 and sum(map(len, frames)) > BLOCK_BYTES:
             middle = len(part.events) // 2
             first = Delivery(part.source, part.header, part.events[:middle], part.unknown)

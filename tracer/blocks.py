@@ -16,8 +16,8 @@ import msgspec
 from tracer.events import Header
 from tracer.zstd_frames import LEVEL, PackingError, pack, unpack
 
-FORMAT: Final = 1
-"""Version of the layout of a file. Raised when an older reader would misread it."""
+FORMAT: Final = 2
+"""Version of the layout of a file. Raised when an older reader would misread it. A file of rows alone is version 1."""
 
 MAX_RAW: Final = 8 * 1024 * 1024
 """Bytes of a block's content, unpacked. An honest block has some 20 kB, at most 2 MiB unless one event is that big."""
@@ -121,10 +121,10 @@ class Index(msgspec.Struct, array_like=True):
 # --- the begin of a file ----------------------------------------------------------------------------------------------
 
 
-def preamble(*, with_text: bool) -> bytes:
-    """First bytes of a file."""
+def preamble(*, with_text: bool, columns: bool = False) -> bytes:
+    """First bytes of a file, which holds events in `columns` (`tracer.event_columns`) or in rows alone."""
     flags = _WITH_TEXT if with_text else 0
-    return _PREAMBLE.pack(_SKIPPABLE, PREAMBLE_SIZE - 8, _NAME, FORMAT, flags, 0)
+    return _PREAMBLE.pack(_SKIPPABLE, PREAMBLE_SIZE - 8, _NAME, FORMAT if columns else 1, flags, 0)
 
 
 def read_preamble(data: bytes) -> bool:
@@ -182,14 +182,19 @@ def read_header(data: bytes, at: int, offset: int) -> Block:
 
 def read_content(block: Block, stored: bytes) -> bytes:
     """The content of `block` from its bytes in the file. Raises BlockError when they are not intact."""
-    if len(stored) != block.size:
-        raise BlockError("ends within a block")
-    if crc32(stored) != block.crc:
-        raise BlockError("has a damaged block")
+    check_content(block, stored)
     try:
         return unpack(stored, block.raw)
     except PackingError as error:
         raise BlockError(f"has a block that {error}") from None
+
+
+def check_content(block: Block, stored: bytes) -> None:
+    """Raise BlockError unless these are the bytes of `block` in the file."""
+    if len(stored) != block.size:
+        raise BlockError("ends within a block")
+    if crc32(stored) != block.crc:
+        raise BlockError("has a damaged block")
 
 
 def find_header(data: bytes, start: int) -> int:

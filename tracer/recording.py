@@ -17,21 +17,31 @@ from tracer.block_file import BlockFile, mark_block
 from tracer.block_maker import BlockMaker, Made
 from tracer.blocks import BASE, KEYFRAME, MAX_RAW
 from tracer.clock import NS_PER_S
-from tracer.events import Header
+from tracer.events import Event, Header
+from tracer.frames import encode_events
 from tracer.intake import Delivery
 from tracer.zstd_frames import DENSE, LEVEL
 
 BLOCK_NS: Final = NS_PER_S
 """Time that one block covers at most, of the clock and of the trace."""
 
-KEYFRAME_NS: Final = 10 * NS_PER_S
+KEYFRAME_NS: Final = 3 * NS_PER_S
 """Time of the trace between two keyframes, while anything happens."""
 
-class Keyframes(Protocol):
-    """Makes keyframes of what a recorder writes (`tracer.keyframes.keyframer.Keyframer`). An engine records without."""
 
-    def take(self, number: int, deliveries: Sequence[Delivery]) -> None:
-        """Fold in what block `number` holds."""
+class Keyframes(Protocol):
+    """Makes keyframes of what a recorder writes (`tracer.keyframes.keyframer.Keyframer`), and packs it densely. An
+    engine records without."""
+
+    def encode(self, seq: int, events: list[Event]) -> list[bytes]:
+        """Frames of events, the first one numbered `seq` (`tracer.event_columns.encode`)."""
+
+    def take(self, number: int, deliveries: Sequence[Delivery]) -> bool:
+        """Fold in what block `number` holds; whether a keyframe should follow at once."""
+
+    @property
+    def soon(self) -> bool:
+        """Whether it had better be waited for that, because it comes with one of the next blocks."""
 
     def make(self, number: int, seqs: Mapping[str, int]) -> tuple[bytes, bool]:
         """The state now: content of a block, and whether it builds upon no other keyframe. `number`: of the last block
@@ -67,8 +77,11 @@ class Recorder:
         """Events in the file."""
         # An engine records without keyframes, and on its own processor.
         level = LEVEL if keyframes is None else DENSE
-        self._maker = BlockMaker(with_text=with_text, began=now(), level=level)
-        self._file = BlockFile(self.path, with_text=with_text, overwrite=overwrite, on_error=on_error)
+        encode = encode_events if keyframes is None else keyframes.encode
+        self._maker = BlockMaker(with_text=with_text, began=now(), level=level, encode=encode)
+        self._file = BlockFile(
+            self.path, with_text=with_text, columns=keyframes is not None, overwrite=overwrite, on_error=on_error
+        )
         self._now = now
         self._keyframes = keyframes
         self._refused = 0
@@ -199,10 +212,10 @@ class Recorder:
     def _keep_up(self, keyframes: Keyframes, made: Made) -> None:
         """Fold in the block that was written, and write a keyframe when one is due."""
         try:
-            keyframes.take(made.number, made.deliveries)
+            at_once = keyframes.take(made.number, made.deliveries)
             if self._next_keyframe < 0:
                 self._next_keyframe = made.last + self._keyframe_ns
-            if made.calm or made.last < self._next_keyframe:
+            if not at_once and (made.calm or made.last < self._next_keyframe or keyframes.soon):
                 return
             self._next_keyframe = made.last + self._keyframe_ns
             content, is_base = keyframes.make(made.number, made.seqs)

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import time
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from tracer.block_maker import is_calm, known_at
-from tracer.blocks import BASE, Block
+from tracer.blocks import BASE, Block, TraceFileError
 from tracer.clock import NS_PER_S
 from tracer.events import Event, Header, Step
 from tracer.frames import SequenceCheck
 from tracer.intake import Delivery
 from tracer.keyframes.keyframer import Keyframer
+from tracer.keyframes.records import Keyframe
 from tracer.keyframes.requests import KeyframeError
-from tracer.keyframes.restore import StepsLostError, restore, usable, without_collections
+from tracer.keyframes.restore import decoded, restore, usable, without_collections
+from tracer.keyframes.sleeping_steps import StepsLostError
 from tracer.recording import KEYFRAME_NS
 from tracer.state.trace_state import TraceState
 from tracer.trace_file import TraceFile
@@ -32,6 +34,9 @@ from tracer.zstd_frames import pack, unpack
 NEAR_NS: Final = 2 * NS_PER_S
 """So far ahead one folds on from where one is: a keyframe is not reached sooner."""
 
+
+KEYFRAMES_KEPT: Final = 24 * 1024 * 1024
+"""Bytes of keyframes that are remembered: the chain of a place is mostly that of the place before."""
 
 STEPS_KEPT: Final = 512
 """Blocks whose steps are remembered: a player is mostly sent to somewhere near."""
@@ -48,6 +53,7 @@ class Place(NamedTuple):
 class _Made(NamedTuple):
     """A keyframe in memory."""
 
+    number: int
     packed: bytes
     size: int
     base: bool
@@ -63,6 +69,9 @@ class KeyframeIndex:
         self.trace = trace
         self._keyframe_ns = keyframe_ns
         self._steps: OrderedDict[int, dict[str, list[Step]]] = OrderedDict()
+        self._keyframes: OrderedDict[int, tuple[Keyframe, int]] = OrderedDict()
+        """By number of the block, with its size."""
+        self._bytes = 0
         self._numbers = [block.number for block in trace.blocks]
         self._by_number = {block.number: block for block in trace.blocks}
         self._own: list[_Made] = []
@@ -98,9 +107,9 @@ class KeyframeIndex:
             block = blocks[self._next]
             if until is not None and block.first > until:
                 return False
-            keyframer.take(block.number, self.trace.checked(block, self._checks))
+            at_once = keyframer.take(block.number, self.trace.checked(block, self._checks))
             self._next += 1
-            if block.last >= self._due and not block.calm:
+            if at_once or (block.last >= self._due and not block.calm and not keyframer.soon):
                 self._due = block.last + self._keyframe_ns
                 seqs = {name: check.expected for name, check in self._checks.items() if check.expected is not None}
                 try:
@@ -108,7 +117,7 @@ class KeyframeIndex:
                 except Exception:  # events that no engine tells: seeking takes longer from here on, nothing else
                     self._keyframer = None
                     break
-                self._own.append(_Made(pack(content, 1), len(content), base, block.last, self._next))
+                self._own.append(_Made(block.number, pack(content, 1), len(content), base, block.last, self._next))
             if time.perf_counter_ns() > deadline:
                 break
         return self.made < 1.0
@@ -130,18 +139,18 @@ class KeyframeIndex:
             begin = place - 1
             while begin > 0 and not keyframes[begin].flags & BASE:
                 begin -= 1
-            chain: list[bytes] = []
-            for block in keyframes[begin:place]:
-                content = self.trace.content(block)
-                if content is None:
-                    break
-                chain.append(content)
-            if not chain:
-                place = begin
-                continue
-            last = keyframes[begin + len(chain) - 1]
+            chain: list[bytes | Keyframe] = []
             try:
-                return self._restored(chain, bisect_right(self._numbers, last.number))
+                for block in keyframes[begin:place]:
+                    keyframe = self._decoded(block)
+                    if keyframe is None:
+                        break
+                    chain.append(keyframe)
+                if not chain:
+                    place = begin
+                    continue
+                last = keyframes[begin + len(chain) - 1]
+                return self._restored(chain, self._earlier, bisect_right(self._numbers, last.number))
             except StepsLostError as error:  # those before the damage do not need what was lost there
                 place = min(place - 1, bisect_right(keyframes, error.number, key=lambda block: block.number))
             except KeyframeError as error:
@@ -152,6 +161,22 @@ class KeyframeIndex:
                 return None
         return None
 
+    def _decoded(self, block: Block) -> Keyframe | None:
+        """The keyframe in a block, None when that is damaged. Raises KeyframeError when it is none."""
+        known = self._keyframes.get(block.number)
+        if known is None:
+            content = self.trace.content(block)
+            if content is None:
+                return None
+            known = decoded(content), len(content)
+            self._keyframes[block.number] = known
+            self._bytes += len(content)
+            while self._bytes > KEYFRAMES_KEPT and len(self._keyframes) > 1:
+                self._bytes -= self._keyframes.popitem(last=False)[1][1]
+        else:
+            self._keyframes.move_to_end(block.number)
+        return known[0]
+
     def _from_memory(self, t: int) -> Place | None:
         place = bisect_right(self._own, t, key=lambda made: made.last)
         if place == 0:
@@ -161,16 +186,36 @@ class KeyframeIndex:
             begin -= 1
         chain = [unpack(made.packed, made.size) for made in self._own[begin:place]]
         with contextlib.suppress(KeyframeError, StepsLostError):  # a defect of ours: slower, not wrong
-            return self._restored(chain, self._own[place - 1].block)
+            return self._restored(chain, self._own_earlier, self._own[place - 1].block)
         return None
 
-    def _restored(self, chain: list[bytes], block: int) -> Place:
-        state, seqs = restore(chain, self._steps_in)
+    def _earlier(self, number: int) -> Keyframe:
+        """The file's keyframe after the block `number`. Raises KeyframeError where there is none."""
+        keyframes = self.trace.keyframes
+        place = bisect_right(keyframes, number, key=lambda block: block.number)
+        found = self._decoded(keyframes[place]) if place < len(keyframes) else None
+        if found is None or found.number != number:
+            raise KeyframeError("one that is needed is missing")
+        return found
+
+    def _own_earlier(self, number: int) -> bytes:
+        place = bisect_left(self._own, number, key=lambda made: made.number)
+        return unpack(self._own[place].packed, self._own[place].size)
+
+    def _restored(
+        self, chain: Sequence[bytes | Keyframe], earlier: Callable[[int], bytes | Keyframe], block: int
+    ) -> Place:
+        state, seqs = restore(chain, earlier, self._steps_in, self._intact)
         checks: dict[str, SequenceCheck] = {}
         for name, seq in seqs.items():
             checks[name] = SequenceCheck()
             checks[name].expected = seq
         return Place(state, block, checks)
+
+    def _intact(self, number: int) -> bool:
+        """Whether the block with this number is there and undamaged; it is read when a step in it is wanted."""
+        block = self._by_number.get(number)
+        return block is not None and self.trace.intact(block)
 
     def _steps_in(self, number: int) -> dict[str, list[Step]]:
         known = self._steps.get(number)
@@ -181,8 +226,11 @@ class KeyframeIndex:
         if block is None:
             raise StepsLostError(number)
         steps: dict[str, list[Step]] = {}
-        for delivery in self.trace.read(block):
-            steps.setdefault(delivery.source, []).extend([e for e in delivery.events if type(e) is Step])
+        try:
+            for delivery in self.trace.read_only(block, Step):
+                steps.setdefault(delivery.source, []).extend(delivery.events)  # type: ignore[arg-type]
+        except TraceFileError:  # the disk fails, or the file was closed: nobody who draws a step can do anything
+            raise StepsLostError(number) from None
         if self.trace.damaged(block):
             raise StepsLostError(number)
         self._steps[number] = steps
@@ -371,24 +419,37 @@ def load_open(
             place = Place(TraceState(), 0, {})
         else:
             place = KeyframeIndex(trace).before(trace.end if until is None else until)
-        state = place.state
-        for block in trace.blocks[place.block :]:
-            if until is not None and block.first > until:
-                break
-            deliveries = trace.checked(block, place.checks)
-            if until is not None and block.last > until:
-                for item in items(deliveries, block):
-                    if item.due > until:
-                        return state
-                    _take(state, item)
-                continue
-            for delivery in deliveries:
-                if delivery.header is not None:
-                    state.add_source(delivery.header)
-                state.unknown += delivery.unknown
-                apply, source = state.apply, delivery.source
-                for event in delivery.events:
-                    apply(source, event)
-        return state
+        _fold(trace, place, until)
+        if place.block:  # the file is about to be closed
+            _wake(place.state)
+        return place.state
 
 
+def _fold(trace: TraceFile, place: Place, until: int | None) -> None:
+    """Take in all that comes behind `place`, up to the instant `until` (ns)."""
+    state = place.state
+    for block in trace.blocks[place.block :]:
+        if until is not None and block.first > until:
+            break
+        deliveries = trace.checked(block, place.checks)
+        if until is not None and block.last > until:
+            for item in items(deliveries, block):
+                if item.due > until:
+                    return
+                _take(state, item)
+            continue
+        for delivery in deliveries:
+            if delivery.header is not None:
+                state.add_source(delivery.header)
+            state.unknown += delivery.unknown
+            apply, source = state.apply, delivery.source
+            for event in delivery.events:
+                apply(source, event)
+
+
+def _wake(state: TraceState) -> None:
+    """Read all that a state from a keyframe leaves in the file until someone looks at it."""
+    for source in state.sources.values():
+        source.batch.history.steps = list(source.batch.history.steps)
+    for request in state.requests.over.values():
+        request.observed  # noqa: B018 - looked at

@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from tracer import event_columns
 from tracer.block_file import index_blocks, lock, why
 from tracer.block_maker import BlockMaker
 from tracer.blocks import (
@@ -35,6 +36,7 @@ from tracer.blocks import (
     Mark,
     Speaker,
     TraceFileError,
+    check_content,
     find_header,
     read_content,
     read_header,
@@ -42,8 +44,8 @@ from tracer.blocks import (
     read_tail,
     tail,
 )
-from tracer.events import SCHEMA_VERSION, Gap, Header
-from tracer.frames import Batch, FrameError, SequenceCheck, decode
+from tracer.events import SCHEMA_VERSION, Event, Gap, Header
+from tracer.frames import Batch, FrameError, Hello, SequenceCheck, decode
 from tracer.intake import MAX_GAP, Delivery
 
 _WINDOW: Final = 1024 * 1024
@@ -54,6 +56,7 @@ _MOST_PROBLEMS: Final = 20
 
 _LENGTH: Final = struct.Struct("<I")
 _SPEAKER_TAG: Final = 2
+_COLUMNS_TAG: Final = bytes([event_columns.TAG])
 _speaker: Final = msgspec.msgpack.Decoder(Speaker)
 _index: Final = msgspec.msgpack.Decoder(Index)
 _mark: Final = msgspec.msgpack.Decoder(Mark)
@@ -77,6 +80,7 @@ class TraceFile:
         """What is wrong with the file, a sentence each; empty when it is whole."""
         self._marks: list[Block] = []
         self._bad: set[int] = set()
+        self._checked: set[int] = set()
         try:
             self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -151,6 +155,16 @@ class TraceFile:
             self._note(f"{error} at byte {block.offset:,}")
             return None
 
+    def intact(self, block: Block) -> bool:
+        """Whether the bytes of a block are those that were written; what is in it is not read."""
+        if block.number not in self._checked:
+            try:
+                check_content(block, self._read(block.offset + HEADER_SIZE, block.size))
+                self._checked.add(block.number)
+            except BlockError:
+                return self.content(block) is not None
+        return block.number not in self._bad
+
     def damaged(self, block: Block) -> bool:
         """Whether a block that was read turned out to be damaged."""
         return block.number in self._bad
@@ -158,6 +172,13 @@ class TraceFile:
     def read(self, block: Block) -> list[Delivery]:
         """The deliveries in a block of events, as they were recorded; none when it is damaged."""
         return [told for told, _ in self._parts(block)]
+
+    def read_only(self, block: Block, kind: type[Event]) -> list[Delivery]:
+        """As `read`, with the events of one kind alone: quicker where they lie in columns."""
+        return [
+            Delivery(told.source, told.header, [event for event in told.events if type(event) is kind], told.unknown)
+            for told, _ in self._parts(block, kind)
+        ]
 
     def deliveries(self, start: int = 0, checks: dict[str, SequenceCheck] | None = None) -> Iterator[Delivery]:
         """All deliveries from the block at place `start` on. What is missing between them is a `Gap` event in place.
@@ -189,7 +210,8 @@ class TraceFile:
 
     # --- blocks -------------------------------------------------------------------------------------------------------
 
-    def _parts(self, block: Block) -> list[tuple[Delivery, Batch | None]]:
+    def _parts(self, block: Block, only: type[Event] | None = None) -> list[tuple[Delivery, Batch | None]]:
+        """What is in a block, and the batch that each delivery was; see `read_only`."""
         content = self.content(block)
         if content is None:
             return []
@@ -212,7 +234,11 @@ class TraceFile:
                         self._check_schema(speaker.header)
                     found.append((Delivery(speaker.source, speaker.header, [], max(0, speaker.unknown)), None))
                     continue
-                frame, unknown = decode(payload)
+                frame: Hello | Batch
+                if payload[1:2] == _COLUMNS_TAG:
+                    frame, unknown = event_columns.decode(payload, only)
+                else:
+                    frame, unknown = decode(payload)
                 if speaker is None or not isinstance(frame, Batch):
                     raise FrameError("nobody says whose events these are")
                 found.append((Delivery(speaker.source, None, list(frame.events), unknown), frame))

@@ -8,6 +8,7 @@ the package. A frame says how long its content is, and no more than that is ever
 from __future__ import annotations
 
 import importlib
+import threading
 from typing import Any, Final
 
 FRAME_MAGIC: Final = b"\x28\xb5\x2f\xfd"
@@ -32,6 +33,10 @@ def _package() -> Any:
         return importlib.import_module("zstandard")
     except ImportError:
         return None
+
+
+_local: Final = threading.local()
+"""Of each thread, what unpacks: making one takes as long as unpacking a small frame, and threads cannot share one."""
 
 
 def pack(data: bytes, level: int = LEVEL) -> bytes:
@@ -67,7 +72,10 @@ def unpack(frame: bytes, size: int) -> bytes:
         claimed = package.frame_content_size(frame)
         if claimed != size:
             raise PackingError(f"holds {claimed:,} bytes where {size:,} were announced")
-        data: bytes = package.ZstdDecompressor().decompress(frame, max_output_size=size)
+        unpacker = getattr(_local, "unpacker", None)
+        if unpacker is None:
+            unpacker = _local.unpacker = package.ZstdDecompressor()
+        data: bytes = unpacker.decompress(frame, max_output_size=size)
     except (package.ZstdError, MemoryError) as error:
         raise PackingError(f"cannot be unpacked ({error})") from None
     if len(data) != size:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.recording.story import record, some
-from tracer import zstd_frames
+from tracer import event_columns, zstd_frames
 from tracer.blocks import (
     EVENTS,
     HEADER_SIZE,
@@ -124,7 +124,7 @@ def test_any_zstd_tool_reads_the_recorded_frames(tmp_path: Path) -> None:
     read = 0
     for payload in FrameReader().feed(content):
         if payload[1] != 2:  # a speaker, which only files have
-            frame, unknown = decode(payload)
+            frame, unknown = event_columns.decode(payload) if payload[1] == event_columns.TAG else decode(payload)
             assert isinstance(frame, Batch) and not unknown
             read += len(frame.events)
     assert read == events > 1_000

@@ -19,6 +19,7 @@ from tracer.keyframes.keyframer import Keyframer
 from tracer.keyframes.records import Keyframe, columns_of, state_version
 from tracer.keyframes.requests import KeyframeError, SleepingRequest
 from tracer.keyframes.restore import restore, usable
+from tracer.keyframes.sleeping_steps import StepsLostError
 from tracer.state.books import Books
 from tracer.state.groups import Groups
 from tracer.state.kv import BlockMap
@@ -45,9 +46,12 @@ few = settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.reu
 class Tape:
     """Deliveries in blocks, a keyframe after each, as a recorder makes them."""
 
-    def __init__(self, parts: list[list[Delivery]], *, keep_steps: int, keep_finished: int, chain: int) -> None:
+    def __init__(
+        self, parts: list[list[Delivery]], *, keep_steps: int, keep_finished: int, chain: int, worth: int
+    ) -> None:
         self.parts = parts
-        self.keyframer = Keyframer(TraceState(keep_steps=keep_steps, keep_finished=keep_finished), chain=chain)
+        state = TraceState(keep_steps=keep_steps, keep_finished=keep_finished)
+        self.keyframer = Keyframer(state, chain=chain, worth=worth)
         self.chains: list[list[bytes]] = []
         self.digests: list[str] = []
         live = TraceState(keep_steps=keep_steps, keep_finished=keep_finished)
@@ -70,7 +74,11 @@ class Tape:
 
     def restored(self, number: int) -> TraceState:
         """The state after block `number`, from keyframes."""
-        return restore(self.chains[number], self.steps_of)[0]
+        return restore(self.chains[number], self.earlier, self.steps_of)[0]
+
+    def earlier(self, number: int) -> bytes:
+        """The keyframe after a block."""
+        return self.chains[number][-1]
 
 
 def tape(seed: int, events: list[tuple[str, Event]], headers: list, *, blocks: int = 8, **options: int) -> Tape:
@@ -81,7 +89,7 @@ def tape(seed: int, events: list[tuple[str, Event]], headers: list, *, blocks: i
         for begin, end in zip([0, *cuts], [*cuts, len(events)], strict=True)
     ]
     parts[0][:0] = [Delivery(header.source, header) for header in headers]
-    return Tape(parts, **{"keep_steps": 4096, "keep_finished": 2000, "chain": 5, **options})
+    return Tape(parts, **{"keep_steps": 4096, "keep_finished": 2000, "chain": 5, "worth": 2, **options})
 
 
 @few
@@ -90,16 +98,18 @@ def tape(seed: int, events: list[tuple[str, Event]], headers: list, *, blocks: i
     st.sampled_from([40, 100, 4096]),
     st.sampled_from([3, 2000]),
     st.sampled_from([1, 3, 30]),
+    st.sampled_from([0, 2, 1000]),
     st.booleans(),
     st.booleans(),
     st.booleans(),
 )
 def test_a_state_from_keyframes_is_the_one_that_was_folded_and_goes_on_like_it(
-    seed: int, keep_steps: int, keep_finished: int, chain: int, split: bool, device: bool, offline: bool
+    seed: int, keep_steps: int, keep_finished: int, chain: int, worth: int, split: bool, device: bool, offline: bool
 ) -> None:
     trace = simulate(seed % 10_000, requests=9, split=split, device=device, offline=offline, blocks=60)
     events = list(plain(trace.events))
-    made = tape(seed, events, trace.headers, keep_steps=keep_steps, keep_finished=keep_finished, chain=chain)
+    options = {"keep_steps": keep_steps, "keep_finished": keep_finished, "chain": chain, "worth": worth}
+    made = tape(seed, events, trace.headers, **options)
     for number, digest in enumerate(made.digests):
         assert made.restored(number).digest() == digest
     number = seed % len(made.parts)
@@ -150,7 +160,7 @@ def test_what_hostile_events_leave_behind_is_told_or_refused(events: list[tuple[
         except (ValueError, OverflowError, TypeError, KeyError):
             return  # numbers that no engine has: a recorder goes on without keyframes
     try:
-        state, _ = restore(chain, lambda number: _steps_in(parts[number]))
+        state, _ = restore(chain, chain.__getitem__, lambda number: _steps_in(parts[number]))
     except KeyframeError:
         return
     assert state.digest() == keyframer.state.digest()
@@ -206,7 +216,7 @@ def test_a_made_up_keyframe_is_refused_or_harmless(seed: int) -> None:
     place = pick.randrange(len(chain))
     keyframe = msgspec.msgpack.decode(chain[place])
     names = Keyframe.__struct_fields__
-    packed = {names.index("present"): None, **{names.index(name): 1 for name in ("early", "late", "steps")}}
+    packed = {names.index("present"): None, **{names.index(name): 1 for name in ("found", "early", "late", "steps")}}
     which = pick.choice([*range(1, len(keyframe)), *packed, *packed])  # these are packed once more
     if which in packed:
         holder = keyframe[which] if packed[which] is None else keyframe[which][1]
@@ -217,7 +227,7 @@ def test_a_made_up_keyframe_is_refused_or_harmless(seed: int) -> None:
         keyframe[which] = mutate(keyframe[which], pick)
     chain[place] = msgspec.msgpack.encode(keyframe)
     try:
-        state, _ = restore(chain, made.steps_of)
+        state, _ = restore(chain, made.earlier, made.steps_of)
     except KeyframeError:
         return
     snapshot = state.snapshot(sort="itl")
@@ -238,6 +248,54 @@ def _some_tape() -> Tape:
         trace = simulate(3, requests=14, split=True, blocks=60)
         _tapes.append(tape(3, list(plain(trace.events)), trace.headers, keep_steps=60, chain=4))
     return _tapes[0]
+
+
+def test_a_whole_keyframe_without_those_that_it_needs_is_refused() -> None:
+    made = _some_tape()
+
+    def missing(number: int) -> bytes:
+        raise KeyframeError("it is damaged")
+
+    needy = [chain for chain in made.chains if msgspec.msgpack.decode(chain[0], type=Keyframe).needs]
+    assert needy
+    for chain in needy:
+        with pytest.raises(KeyframeError, match="damaged"):
+            restore(chain, missing, made.steps_of)
+
+
+def test_steps_are_read_from_their_blocks_when_someone_looks_at_them() -> None:
+    made = _some_tape()
+    number = len(made.parts) - 1
+    read: set[int] = set()
+
+    def steps_of(block: int) -> dict[str, list[Step]]:
+        read.add(block)
+        return made.steps_of(block)
+
+    state, _ = restore(made.chains[number], made.earlier, steps_of)
+    newest, expected = set(read), made.live.sources["core"].batch.history
+    history = state.sources["core"].batch.history
+    assert history.steps[0] == expected.steps[0] and history.steps[-1] == expected.steps[-1]
+    assert list(reversed(history.steps[2:9])) == expected.steps[8:1:-1]
+    assert list(history.steps) == expected.steps and read > newest
+    with pytest.raises(StepsLostError):
+        restore(made.chains[number], made.earlier, steps_of, lambda block: block not in newest)
+
+
+def test_a_step_that_is_lost_after_all_is_one_of_which_nothing_is_known() -> None:
+    made = _some_tape()
+    lost = False
+
+    def steps_of(block: int) -> dict[str, list[Step]]:
+        if lost:
+            raise StepsLostError(block)
+        return made.steps_of(block)
+
+    state, _ = restore(made.chains[-1], made.earlier, steps_of)
+    lost = True
+    history = state.sources["core"].batch.history
+    assert history.steps[0] == Step(history.tokens[0], 0, token=0, end=0)
+    state.snapshot()
 
 
 def test_requests_that_are_over_sleep_until_someone_looks() -> None:
@@ -285,7 +343,7 @@ def test_a_keyframe_of_another_version_is_not_used() -> None:
 @pytest.mark.parametrize("content", ["", "00", "90", "c1", "9d" + "00" * 20, "ddffffffff"])
 def test_what_is_no_keyframe_is_refused_in_words(content: str) -> None:
     with pytest.raises(KeyframeError, match=r"."):
-        restore([bytes.fromhex(content)], lambda number: {})
+        restore([bytes.fromhex(content)], lambda number: b"", lambda number: {})
 
 
 KNOWN = {
@@ -307,10 +365,11 @@ KNOWN = {
         "_member", "_first_token", "pace", "_unsettled", "_recent", "_left",
     },
     StepHistory: {
-        "base", "steps", "tokens", "sizes", "prefills", "index_of", "_sums", "_sum_before", "_before",
+        "base", "steps", "tokens", "sizes", "prefills", "index_of", "_sums", "_summed", "_sum_before",
+        "_before",
     },
     BlockMap: {"_bytes", "_holders", "_held", "_slots", "_free_slots", "_cached", "_since"},
-    RateLog: {"_times", "_sums", "_dropped"},
+    RateLog: {"_times", "_sums", "_dropped", "_gone"},
     Timers: {"_timers", "_tally", "_books"},
     Books: {"groups", "counts", "ledger", "paces", "tracks"},
     Groups: {"known", "_numbers"},
@@ -333,4 +392,4 @@ def test_nothing_of_the_state_is_unknown_to_keyframes() -> None:
     for part in parts:
         assert set(vars(part)) == KNOWN[type(part)], type(part)
     assert set(Settled.__slots__) == {"count", "last", "times", "batches", "parts", "step", "token", "end"}
-    assert all(columns_of(group) for group in ("early", "late", "steps"))
+    assert all(columns_of(group) for group in ("found", "early", "late", "steps"))

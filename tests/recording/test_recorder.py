@@ -170,7 +170,7 @@ def test_marks_are_kept(tmp_path: Path) -> None:
         assert trace.marks() == [Mark(S, "here it ? begins")]
 
 
-def test_keyframes_come_every_ten_seconds_while_something_happens(tmp_path: Path) -> None:
+def test_keyframes_come_every_few_seconds_while_something_happens(tmp_path: Path) -> None:
     keyframer, moment = Keyframer(), Clock()
     recorder = Recorder(tmp_path / "a.trace", keyframes=keyframer, now=moment)
     recorder.write(Delivery("engine", header("engine"), []))
@@ -181,7 +181,7 @@ def test_keyframes_come_every_ten_seconds_while_something_happens(tmp_path: Path
     with TraceFile(recorder.path) as trace:
         at = [block.last // S for block in trace.keyframes]
         calm = [block.first // S for block in trace.blocks if block.calm]
-    assert at == [11, 21, 31]
+    assert at == list(range(4, 35, 3))
     assert calm == list(range(35, 100))
 
 

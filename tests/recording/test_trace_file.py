@@ -17,6 +17,7 @@ from tests.recording.story import S, record, some
 from tests.state.traces import header
 from tracer.blocks import (
     EVENTS,
+    FORMAT,
     HEADER_SIZE,
     INDEX,
     MAX_RAW,
@@ -231,9 +232,9 @@ def test_a_newer_schema_and_a_newer_format_are_refused_with_what_to_do(tmp_path:
     with pytest.raises(TraceFileError, match=r"new\.trace was written by a newer tracer \(schema 2, .* upgrade"):
         load(path)
     data = bytearray(preamble(with_text=False))
-    data[16] += 1
+    data[16] = FORMAT + 1
     path.write_bytes(bytes(data) + make_block(EVENTS, _frames(BEAT), number=0))
-    with pytest.raises(TraceFileError, match=r"newer tracer \(file format 2, this one reads up to 1\): upgrade"):
+    with pytest.raises(TraceFileError, match=r"newer tracer \(file format 3, this one reads up to 2\): upgrade"):
         load(path)
 
 

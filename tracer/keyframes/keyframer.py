@@ -7,29 +7,32 @@ blocks they are. `tracer.keyframes.restore` reads them.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from operator import attrgetter
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter, ne
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracer.events import Step, pack_u32
+from tracer import event_columns
+from tracer.events import Event, Step, pack_u32
 from tracer.intake import Delivery
 from tracer.keyframes.records import (
     AMENDED,
+    At,
     BatchRecord,
     HistoryRecord,
     Keyframe,
+    PiecesRecord,
     Present,
-    RateRecord,
     SourceRecord,
     TallyRecord,
-    TimerRecord,
+    TimersRecord,
     columns_of,
     early_record,
+    found_record,
     instants_of,
     late_record,
     packed,
@@ -43,6 +46,7 @@ from tracer.keyframes.rows import (
     by_block,
     differences,
     early_rows,
+    found_rows,
     frozen,
     late_rows,
     make_relative,
@@ -51,46 +55,69 @@ from tracer.keyframes.rows import (
     numbers,
     packed_ints,
     pairs,
-    slim,
+    rows_told,
     tables_record,
     told,
 )
 from tracer.keyframes.steps import ToldSteps
+from tracer.state.chunks import planes
+from tracer.state.decode import DECODE_PARTS
 from tracer.state.histogram import WindowedTimer
-from tracer.state.rates import RateLog
+from tracer.state.rates import CHUNK
 from tracer.state.requests import Request
 from tracer.state.source import Source
 from tracer.state.steps import Batch
 from tracer.state.timers import TIMERS
 from tracer.state.trace_state import TraceState
 
-CHAIN: Final = 60
+CHAIN: Final = 100
 """Keyframes that build upon one another. More make smaller files and longer seeks."""
+
+WORTH: Final = 16
+"""Rows, or pieces, in an earlier keyframe for which it is worth while to read it. More make longer files, and fewer
+keyframes to be read."""
+
+NO_PARTS: Final = (None,) * len(DECODE_PARTS)
 
 Ints = npt.NDArray[np.int64]
 
 
 class Keyframer:
-    """Folds deliveries into `state` and makes keyframes of it. `chain`: how many build upon one another."""
+    """Folds deliveries into `state` and makes keyframes of it. `chain`: how many build upon one another; `worth`: how
+    many rows, or pieces, in an earlier one make it worth while to read that."""
 
-    def __init__(self, state: TraceState | None = None, *, chain: int = CHAIN) -> None:
+    def __init__(self, state: TraceState | None = None, *, chain: int = CHAIN, worth: int = WORTH) -> None:
         self.state = TraceState() if state is None else state
         self._chain = max(1, chain)
+        self._worth = worth
         self._since_base = -1
         self._steps: dict[str, ToldSteps] = {}
         self._over: list[int] = []
-        self._told: dict[int, tuple[Row, Row, Row]] = {}
+        self._told: dict[int, tuple[Row, Row, Row, Row]] = {}
         self._marks: dict[int, Row] = {}
         self._runs: dict[int, int] = {}
         """Index of the first step that a request's settled tokens refer to."""
+        self._prefills: dict[int, tuple[Step, At]] = {}
+        """Where the steps are that ran more than one token of a request, by identity."""
         self._tables: dict[str, dict[int, list[int]]] = {}
-        self._timers: dict[str, Ints] = {}
-        self._rates: list[int | None] = [None] * 3
-        self._books: dict[str, bytes] = {}
+        self._counts: Ints | None = None
+        """Of all timers, as they were told last."""
+        self._pieces: dict[str, bytes] = {}
+        self._rates = [0] * 3
+        """Entries of each rate that no longer change, and were told."""
+        self._rows_at: dict[int, list[int]] = {}
+        """By request the numbers of the keyframes that told it, group by group."""
+        self._pieces_at: dict[str, int] = {}
 
-    def take(self, number: int, deliveries: Sequence[Delivery]) -> None:
-        """Fold in what block `number` of the file holds."""
+    def encode(self, seq: int, events: list[Event]) -> list[bytes]:
+        """Frames of events, the first one numbered `seq`: as dense as a viewer can make them."""
+        return event_columns.encode(seq, events)
+
+    def take(self, number: int, deliveries: Sequence[Delivery]) -> bool:
+        """Fold in what block `number` of the file holds; whether that was dear: a history was trimmed, which takes as
+        long as seconds of other events, so that nobody should fold it again."""
         state = self.state
+        bases = [source.batch.history.base for source in state.sources.values()]
         for steps in self._steps.values():
             steps.seen = 0
         for delivery in deliveries:
@@ -103,6 +130,15 @@ class Keyframer:
                     self._step(number, source, event)
                 else:
                     state.apply(source, event)
+        return any(map(ne, bases, [source.batch.history.base for source in state.sources.values()]))
+
+    @property
+    def soon(self) -> bool:
+        """Whether a history will be trimmed within a block or two, so that a keyframe had better wait for that."""
+        return any(
+            0 <= source.batch.room <= 2 * steps.seen
+            for name, source in self.state.sources.items() if (steps := self._steps.get(name))
+        )  # fmt: skip
 
     def _step(self, number: int, source: str, event: Step) -> None:
         steps = self._steps.get(source)
@@ -114,6 +150,8 @@ class Keyframer:
         if index != before:
             steps.places.append((number, steps.seen))
             steps.original[index] = event
+            if event.odd:
+                self._prefills[id(event)] = (event, At(number, steps.seen))
         steps.seen += 1
 
     def _last_index(self, source: str) -> int:
@@ -131,14 +169,13 @@ class Keyframer:
         base = not 0 <= self._since_base < self._chain - 1
         self._since_base = 0 if base else self._since_base + 1
         if base:
-            self._over, self._told, self._marks = [], {}, {}
-            self._tables, self._timers, self._rates, self._books = {}, {}, [None] * 3, {}
+            self._over, self._tables, self._counts = [], {}, None
         state, table = self.state, self.state.requests
         firsts = {name: self._steps.setdefault(name, ToldSteps()).next for name in state.sources}
         for name, source in state.sources.items():
             self._steps[name].catch_up(source.batch.history)
         live, over = list(table.live.values()), list(table.over.values())
-        early, late, steps = self._changes([*live, *over])
+        found, early, late, steps = self._changes([*live, *over], number, base)
         if base:
             self._forget_columns()
         serials = list(table.over)
@@ -185,48 +222,56 @@ class Keyframer:
             },
             gone=pack_u32(gone),
             came=pack_u32(came),
+            found=told(found, found_record(), found_rows(found)),
             early=told(early, early_record(), early_rows(early)),
             late=told(late, late_record(), late_rows(late)),
             steps=told(steps, steps_record(), self._step_rows(steps)),
-            weights=packed_ints([
-                value for serial, (_, texts, tokens) in table._weighty.items() if serial in changed
-                for value in (serial, texts, tokens)
-            ]),
-            rates=[
-                self._rate(place, log)
-                for place, log in enumerate((state.received, state.scheduled, state.produced))
-            ],
-            timers=[self._timer(name, state.timers._timers[name]) for name in TIMERS],
-            books=packed(self._pieces()),
+            weights=rows_told(
+                (serial, texts, tokens) for serial, (_, texts, tokens) in table._weighty.items() if serial in changed
+            ),
+            timers=self._timers_told([state.timers._timers[name] for name in TIMERS]),
+            pieces=self._pieces_told(number, base),
+            needs=pack_u32(self._needs(number)) if base else b"",
         )  # fmt: skip
         return msgspec.msgpack.encode(keyframe), base
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
-    def _changes(self, requests: list[Request]) -> tuple[Rows, Rows, Rows]:
-        """Of which requests early, late, or steps' fields are not what the keyframes before have told."""
-        groups = [attrgetter(*columns_of(group)) for group in ("early", "late", "steps")]
+    def _changes(self, requests: list[Request], number: int, base: bool) -> tuple[Rows, Rows, Rows, Rows]:
+        """Of which requests found, early, late, or steps' fields are not what the keyframes before have told; for a
+        whole keyframe, those too that lie scattered in earlier ones."""
+        groups = [attrgetter(*columns_of(group)) for group in ("found", "early", "late", "steps")]
         told, self._told = self._told, {}
         marks, self._marks = self._marks, {}
-        changes: tuple[Rows, Rows, Rows] = [], [], []
+        told_at, self._rows_at = self._rows_at, {}
+        scattered = self._scattered(place for places in told_at.values() for place in places) if base else frozenset()
+        changes: tuple[Rows, Rows, Rows, Rows] = [], [], [], []
         for request in requests:
             serial, settled = request.serial, request.settled
+            before = told.get(serial, (None, None, None, None))
+            places = self._rows_at[serial] = told_at.get(serial) or [-1] * len(groups)
+            again = bool(scattered) and not scattered.isdisjoint(places)
             if request.over is not None:
                 now = self._marks[serial] = mark(request)
-                if marks.get(serial) == now:
+                if marks.get(serial) == now and not again:
                     self._told[serial] = told[serial]
                     continue
-            early, late, steps = [frozen(group(request)) for group in groups]
+            found, early, late, steps = [frozen(group(request)) for group in groups]
             steps += (settled.count, settled.last, len(settled.times), *settled.parts, settled.step, settled.token,
                       settled.end, id(request.batch))  # fmt: skip
-            row = (early, late, steps)
-            before = told.get(serial, (None, None, None))
-            for rows, then, values in zip(changes, before, row, strict=True):
-                if then != values:
+            row = (found, early, late, steps)
+            for group, (rows, then, values) in enumerate(zip(changes, before, row, strict=True)):
+                if then != values or places[group] in scattered:
                     rows.append((request, values))
+                    places[group] = number
             self._told[serial] = row
         self._runs = {serial: first for serial, first in self._runs.items() if serial in self._told}
         return changes
+
+    def _needs(self, number: int) -> list[int]:
+        """Numbers of the earlier keyframes that told what is still so."""
+        places = {place for places in self._rows_at.values() for place in places}
+        return sorted(places.union(self._pieces_at.values()) - {number})
 
     def _step_rows(self, rows: Rows) -> Iterator[list[Any]]:
         """See `steps_record`."""
@@ -242,21 +287,31 @@ class Keyframer:
                 self._runs[request.serial] = min(runs[::2])
             literal = runs is None
             fields = list(of_fields(request))
-            for place in passes:
-                fields[place] = [slim(part) for part in fields[place]]
+            if request.over is not None:  # nobody asks for it before the request wakes
+                for place in passes:
+                    fields[place] = [part._replace(step=self._where(part.step)) for part in fields[place]]
             make_relative(fields, instants_of("steps"), settled.last)
             yield [
-                source, settled.count, settled.last - last, settled.parts, settled.step, settled.token - settled.last,
-                settled.end - settled.token, runs, differences(settled.times) if literal else b"",
-                settled.batches.tobytes() if literal else b"", *fields,
+                source, runs, differences(settled.times) if literal else b"",
+                settled.batches.tobytes() if literal else b"", settled.count, settled.last - last, settled.step,
+                settled.token - settled.last, settled.end - settled.token,
+                *(settled.parts or NO_PARTS), *fields,
             ]  # fmt: skip
             last = settled.last
 
+    def _where(self, step: Any) -> Any:
+        """The place of a step that is as it was there, else itself."""
+        return self._prefills[id(step)][1] if id(step) in self._prefills else step
+
     def _forget_columns(self) -> None:
-        """Drop the columns of steps that no request refers to any more."""
+        """Drop the columns and places of steps that no request refers to any more."""
+        requests = (*self.state.requests.live.values(), *self.state.requests.over.values())
+        kept = {id(part.step) for request in requests for part in (*request.passes, *request.redo)}
+        kept.update(id(step) for steps in self._steps.values() for step in steps.original.values())
+        self._prefills = {name: found for name, found in self._prefills.items() if name in kept}
         referred: dict[str, int] = {}
         names = {id(source.batch): name for name, source in self.state.sources.items()}
-        for request in (*self.state.requests.live.values(), *self.state.requests.over.values()):
+        for request in requests:
             first = self._runs.get(request.serial)
             if first is not None and request.batch is not None:
                 name = names[id(request.batch)]
@@ -300,11 +355,11 @@ class Keyframer:
             expected=batch.expected,
             count=batch.count,
             produced=batch.produced,
-            unsettled=pack_u32(batch._unsettled),
-            left=[
+            unsettled=differences(list(batch._unsettled)),
+            left=rows_told(
                 (index, request.serial) for index, request in batch._left
                 if request.serial in kept.live or request.serial in kept.over
-            ],
+            ),
             recent=len(batch._recent),
         )  # fmt: skip
 
@@ -339,31 +394,47 @@ class Keyframer:
             refs=by_block(refs[-needed:] if base and needed else refs),
             amended=packed_ints(amended),
             numbers=numbers(history),
-            sum_before=history._sum_before,
             before=history._before,
         )
 
     # --- figures ------------------------------------------------------------------------------------------------------
 
-    def _rate(self, place: int, log: RateLog) -> RateRecord:
-        times, sums, dropped = log.entries()
-        last = self._rates[place]
-        # The newest entry that was told may have grown since: it is told again.
-        new = 0 if last is None else bisect_left(times, last)
-        self._rates[place] = times[-1] if times else None
-        return RateRecord(
-            len(times), differences(times[new:]), [differences(column[new:]) for column in sums], list(dropped)
-        )
+    def _pieces_told(self, number: int, base: bool) -> list[PiecesRecord]:
+        """The pieces that have changed. Those that are not numbered, and change in every keyframe, lie apart: of them
+        none but the last are read."""
+        before, self._pieces = self._pieces, self._pieces_now()
+        places = self._pieces_at = {name: place for name, place in self._pieces_at.items() if name in self._pieces}
+        scattered = self._scattered(places.values()) if base else frozenset()
+        changed = {
+            name for name, piece in self._pieces.items() if before.get(name) != piece or places[name] in scattered
+        }
+        places.update(dict.fromkeys(changed, number))
+        numbered = {name for name in changed if name[-1].isdigit() and not name.startswith("books/pace")}
+        return [
+            PiecesRecord(names, packed([self._pieces[name] for name in names]))
+            for names in (sorted(changed - numbered), sorted(numbered)) if names
+        ]  # fmt: skip
 
-    def _pieces(self) -> dict[str, bytes]:
-        """The pieces of the books that have changed."""
-        before, self._books = self._books, self.state.books.chunks()
-        return {name: piece for name, piece in self._books.items() if before.get(name) != piece}
+    def _pieces_now(self) -> dict[str, bytes]:
+        """All pieces of the books and of the rates. Of the latter, which are long and only grow, those that do not
+        change any more are as they were."""
+        pieces = {f"books/{name}": piece for name, piece in self.state.books.chunks().items()}
+        for place, log in enumerate((self.state.received, self.state.scheduled, self.state.produced)):
+            known, first = self._rates[place], log.end - len(log.entries()[0])
+            for chunk in range(first // CHUNK, known // CHUNK):
+                pieces[f"{place}/{chunk}"] = self._pieces[f"{place}/{chunk}"]
+            pieces.update({f"{place}/{name}": piece for name, piece in log.chunks(known).items()})
+            self._rates[place] = max(0, log.end - 1) // CHUNK * CHUNK  # the newest entry may still grow
+        return pieces
 
-    def _timer(self, name: str, timer: WindowedTimer) -> TimerRecord:
-        flat = np.concatenate([counts.ravel() for counts in timer.all_counts()])
-        before = self._timers.get(name)
-        places = np.flatnonzero(flat if before is None else flat != before)
-        self._timers[name] = flat
-        steps = np.diff(places, prepend=0).astype("<u4")
-        return TimerRecord(list(timer._heads), steps.tobytes(), flat[places].astype("<i8").tobytes())
+    def _timers_told(self, timers: list[WindowedTimer]) -> TimersRecord:
+        flat = np.concatenate([counts.ravel() for timer in timers for counts in timer.all_counts()])
+        places = np.flatnonzero(flat if self._counts is None else flat != self._counts)
+        self._counts = flat
+        heads = [list(timer._heads) for timer in timers]
+        return TimersRecord(heads, planes(np.diff(places, prepend=0)), planes(flat[places]))
+
+    def _scattered(self, places: Iterable[int]) -> frozenset[int]:
+        """Those keyframes of which few rows or pieces are still needed: they are told again, so that not all keyframes
+        have to be read for them."""
+        return frozenset({place for place, count in Counter(places).items() if count < self._worth})

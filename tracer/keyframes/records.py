@@ -5,7 +5,8 @@ can be derived is not in them: indices by key, name and id, sums, caches. What o
 history, rates, histograms) is told once, in the keyframe after it changed; a keyframe builds upon those before it.
 `state_version` names the layout and the code of the fold: keyframes of another one are not used.
 
-Requests lie in columns, a list for each field, and instants as differences: a third of the size of rows.
+Requests lie in columns, one for each field, numbers in planes (`tracer.keyframes.planes`) and instants as differences:
+a quarter of the size of rows.
 """
 
 from __future__ import annotations
@@ -13,27 +14,36 @@ from __future__ import annotations
 import functools
 import hashlib
 import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
+from itertools import accumulate
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
+import numpy as np
 
 import tracer
 from tracer.blocks import MAX_RAW
 from tracer.events import Coverage, Engine, Header, Heartbeat, HookFault, Step
+from tracer.keyframes.planes import pack_column, unpack_column
 from tracer.state import requests, steps
-from tracer.state.requests import Request
+from tracer.state.decode import DECODE_PARTS
+from tracer.state.requests import Pass, Request
 from tracer.zstd_frames import DENSE, PackingError, pack, unpack
 
-LAYOUT: Final = 1
+LAYOUT: Final = 3
 """Raised when the meaning of a record changes without its fields."""
 
 CACHES: Final = frozenset({"version", "cached_view", "cached_version", "front", "search", "search_version"})
 """Fields of a request that are no part of the state."""
 
+FOUND: Final = frozenset({"first_seen", "received", "keys", "names", "ids"})
+"""Fields by which a request is found and put in order, also while nobody looks at it."""
+
 EARLY: Final = frozenset({
-    "first_seen", "id", "keys", "names", "ids", "received", "receive_end", "template_begin", "template_end",
+    "id", "receive_end", "template_begin", "template_end",
     "tokenise_begin", "tokenise_end", "admission_begin", "route", "client_id", "tenant", "model", "messages",
     "logprobs", "streaming", "offline", "body_bytes", "engine", "queued", "lookup", "scheduled", "prompt_tokens",
     "cached_tokens", "max_tokens", "prompt_text", "prompt_chars", "prompt_ids",
@@ -53,6 +63,17 @@ INSTANTS: Final = (
 )  # fmt: skip
 """Order in which instants usually follow one another."""
 
+
+SLIM: Final = (
+    "t", "n", "scheduled", "launched", "embed", "layers", "head", "logits", "sampled", "token", "end", "batch",
+    "tokens", "timing", "graph",
+)  # fmt: skip
+"""What is told of a step that a pass has itself: nobody reads its members, blocks and gauges there. Each of the offsets
+is written less the one before it."""
+OFFSETS: Final = slice(SLIM.index("scheduled"), SLIM.index("end") + 1)
+
+SETTLED: Final = ("count", "last", "step", "token", "end", *(f"part_{place}" for place in range(len(DECODE_PARTS))))
+"""What was settled, as columns of numbers."""
 
 AMENDED: Final = ("embed", "layers", "head", "logits", "sampled", "timing")
 """What device times that come later change in a step."""
@@ -89,8 +110,8 @@ class HistoryRecord(msgspec.Struct, array_like=True):
     Steps from index `first` on: packed i64 `tokens` (differences) and packed u32 `sizes` and `prefills`. The columns of
     a whole keyframe begin before `base` where finished requests refer to them. `refs` says where the steps' events are:
     (number of the block, packed u32 places among the source's steps in it). `amended`: packed i64 sevens (index, embed,
-    layers, head, logits, sampled, timing) of steps whose device times came later. `numbers`: packed i64 pairs (step
-    number, index) where the index of numbers does not follow from the steps.
+    layers, head, logits, sampled, timing) of steps whose device times came later. `numbers`: packed i64
+    differences, step numbers and then their indices, where these do not both rise by one up to the last step.
     """
 
     base: int
@@ -102,13 +123,12 @@ class HistoryRecord(msgspec.Struct, array_like=True):
     refs: list[tuple[int, bytes]]
     amended: bytes
     numbers: bytes | None
-    sum_before: tuple[int, int, int, int, int, int, int, int]
     before: tuple[int, int] | None
 
 
 class BatchRecord(msgspec.Struct, array_like=True):
-    """`Batch`. Packed u32 pairs (key, request) of its tables; `unsettled` packed u32 requests; `left` (index, request);
-    `recent` how many of the last steps it keeps to bring a roster up to date."""
+    """`Batch`. Packed u32 pairs (key, request) of its tables; `unsettled` requests, in differences; `left` likewise,
+    columns of indices and requests; `recent` how many of the last steps it keeps to bring a roster up to date."""
 
     members: bytes
     loose: bytes
@@ -118,7 +138,7 @@ class BatchRecord(msgspec.Struct, array_like=True):
     count: int
     produced: int
     unsettled: bytes
-    left: list[tuple[int, int]]
+    left: bytes
     recent: int
 
 
@@ -145,21 +165,11 @@ class SourceRecord(msgspec.Struct, array_like=True):
     batch: BatchRecord
 
 
-class RateRecord(msgspec.Struct, array_like=True):
-    """`RateLog` of `length` entries: those at or after the first of `times` (packed i64 differences) are told, with the
-    running sums of each column (likewise)."""
+class TimersRecord(msgspec.Struct, array_like=True):
+    """Every `WindowedTimer`: the heads of each, and all counts of all in one row: `places` that changed
+    (differences), and packed i64 `counts` there."""
 
-    length: int
-    times: bytes
-    sums: list[bytes]
-    dropped: list[int]
-
-
-class TimerRecord(msgspec.Struct, array_like=True):
-    """`WindowedTimer`, all its counts in one row: packed u32 `places` that changed (differences), and packed i64
-    `counts` there."""
-
-    heads: list[int]
+    heads: list[list[int]]
     places: bytes
     counts: bytes
 
@@ -182,8 +192,37 @@ class Packed(msgspec.Struct, array_like=True):
     frame: bytes
 
 
+class PiecesRecord(msgspec.Struct, array_like=True):
+    """Pieces of figures by name: `names`, and packed a list of them in that order."""
+
+    names: list[str]
+    pieces: Packed
+
+
+class PassesRecord(msgspec.Struct, array_like=True):
+    """Passes of some requests, in columns (`pack_column`). `counts`: how many each request has; of each pass the index
+    of its `steps` (None where the history no longer has it), `scheduled` and `produced` tokens; of those without an
+    index the number of the block in which the step is (`blocks`, None where it is not as it was there), and the place
+    among the source's steps in it (`places`); of all others `SLIM`."""
+
+    counts: bytes
+    steps: bytes
+    scheduled: bytes
+    produced: bytes
+    blocks: bytes
+    places: bytes
+    own: list[bytes]
+
+
+class At(NamedTuple):
+    """Where the step of a pass is, in place of it: the number of the block and the place among the source's steps."""
+
+    block: int
+    place: int
+
+
 class Told(msgspec.Struct, array_like=True):
-    """Columns (`early_record`, `late_record`, `steps_record`) and the requests, packed u32, that their rows are of."""
+    """Columns (`found_record` and so on) and the requests, packed u32, that their rows are of."""
 
     requests: bytes
     columns: Packed
@@ -219,9 +258,12 @@ class Keyframe(msgspec.Struct, array_like=True):
     """The state after the block `number` and all before it. `version` stays the first field for ever.
 
     `present` is a packed `Present`; all else is what has changed since the keyframe before: `histories` and `tables` of
-    each source; finished requests (packed u32) that are `gone`, and that `came`, in order; `early`, `late` and `steps`
-    of requests; `weights`, packed i64 triples (request, characters, tokens) of finished ones; `books`, a packed map of
-    the pieces of the books (`tracer.state.books`).
+    each source; finished requests (packed u32) that are `gone`, and that `came`, in order; `found`, `early`, `late` and
+    `steps` of requests; `weights`, columns of finished ones, their characters and tokens, in differences; `pieces` of
+    the books (`tracer.state.books`) and rates, those that are not numbered apart: they are rarely read.
+
+    A whole keyframe (`base`) tells everything but the requests and pieces that earlier ones told, and that are as they
+    were: `needs` has the numbers (packed u32, rising) of those.
     """
 
     version: str
@@ -232,13 +274,14 @@ class Keyframe(msgspec.Struct, array_like=True):
     tables: dict[str, TablesRecord]
     gone: bytes
     came: bytes
+    found: Told
     early: Told
     late: Told
     steps: Told
     weights: bytes
-    rates: list[RateRecord]
-    timers: list[TimerRecord]
-    books: Packed
+    timers: TimersRecord
+    pieces: list[PiecesRecord]
+    needs: bytes
 
 
 @functools.cache
@@ -249,13 +292,21 @@ def _hints() -> dict[str, Any]:
 
 @functools.cache
 def columns_of(group: str) -> tuple[str, ...]:
-    """Fields of a request in the group ``early``, ``late`` or ``steps``, in order. A new field is a late one."""
+    """Fields of a request in the group ``found``, ``early``, ``late`` or ``steps``, in order. A new field is a late
+    one."""
     apart = CACHES | {"serial", "batch", "settled"}
-    groups = {"early": EARLY, "steps": STEPS}
+    groups = {"found": FOUND, "early": EARLY, "steps": STEPS}
     names = [f.name for f in fields(Request) if f.name not in apart]
     if group in groups:
         return tuple(name for name in names if name in groups[group])
-    return tuple(name for name in names if name not in EARLY | STEPS)
+    return tuple(name for name in names if name not in FOUND | EARLY | STEPS)
+
+
+def _fields(group: str) -> list[tuple[str, Any]]:
+    """Names and types of a group's columns: numbers in planes, a list of all else."""
+    apart: dict[Any, Any] = {int: bytes, int | None: bytes, list[Pass]: PassesRecord}
+    hints = ((name, _hints()[name]) for name in columns_of(group))
+    return [(name, apart.get(hint) or list.__class_getitem__(hint)) for name, hint in hints]
 
 
 @functools.cache
@@ -267,22 +318,23 @@ def instants_of(group: str) -> tuple[int, ...]:
 
 
 @functools.cache
-def early_record() -> type[msgspec.Struct]:
-    """Columns of the early fields, made from the class itself, so that a new field is in keyframes at once.
+def found_record() -> type[msgspec.Struct]:
+    """Columns of the fields by which a request is found, made from the class itself. `first_seen` is a difference from
+    row to row, `received` one from `first_seen`."""
+    return msgspec.defstruct("Found", _fields("found"), array_like=True)
 
-    `first_seen` is a difference from row to row; an instant one from the instant before it in the row, the first one
-    from `first_seen`. An entry of `ids` is empty where it is what the first name is shortened to; `id` is empty where
-    it is the last of `ids`.
-    """
-    columns = [(name, list[_hints()[name]]) for name in columns_of("early")]  # type: ignore[misc]
-    return msgspec.defstruct("Early", columns, array_like=True)
+
+@functools.cache
+def early_record() -> type[msgspec.Struct]:
+    """Columns of the early fields; a new field is in keyframes at once. An instant is a difference from the one before
+    it in the row, the first one from `first_seen`. `id` is empty where it is the last of `ids`."""
+    return msgspec.defstruct("Early", _fields("early"), array_like=True)
 
 
 @functools.cache
 def late_record() -> type[msgspec.Struct]:
     """Columns of the late fields; instants as in `early_record`."""
-    columns = [(name, list[_hints()[name]]) for name in columns_of("late")]  # type: ignore[misc]
-    return msgspec.defstruct("Late", columns, array_like=True)
+    return msgspec.defstruct("Late", _fields("late"), array_like=True)
 
 
 @functools.cache
@@ -291,17 +343,85 @@ def steps_record() -> type[msgspec.Struct]:
     was settled; and its token instants.
 
     `last` is a difference from row to row, `token` from `last`, `end` from `token`, and the other instants from `last`
-    in turn. The instants and batch sizes are
-    those of the steps in `runs` (first index, length, …) of the history's columns; where they are not, `runs` is None
-    and they are packed in `times` (i64, differences) and `sizes` (u32).
+    in turn. The token instants and batch sizes are those of the steps in `runs` (first index, length, …) of the
+    history's columns; where they are not, `runs` is None and they are packed in `times` (i64, differences) and `sizes`
+    (u32). The parts of decode are None in a row that has none.
     """
     columns: list[tuple[str, Any]] = [
-        ("batch", list[str]), ("count", list[int]), ("last", list[int]), ("parts", list[list[int]]),
-        ("step", list[int]), ("token", list[int]), ("end", list[int]), ("runs", list[list[int] | None]),
-        ("times", list[bytes]), ("sizes", list[bytes]),
+        ("batch", list[str]), ("runs", list[list[int] | None]), ("times", list[bytes]), ("sizes", list[bytes]),
+        *((name, bytes) for name in SETTLED),
     ]  # fmt: skip
-    columns += [(name, list[_hints()[name]]) for name in columns_of("steps")]  # type: ignore[misc]
-    return msgspec.defstruct("Steps", columns, array_like=True)
+    return msgspec.defstruct("Steps", [*columns, *_fields("steps")], array_like=True)
+
+
+def laid(record: type[msgspec.Struct], rows: Iterable[Sequence[Any]]) -> msgspec.Struct:
+    """Rows, less their requests, in the columns of one of these records."""
+    columns = list(zip(*rows, strict=True)) or [() for _ in record.__struct_fields__]
+    return record(*[
+        _PACK[field.type](column) if field.type in _PACK else list(column)
+        for field, column in zip(msgspec.structs.fields(record), columns, strict=True)
+    ])  # fmt: skip
+
+
+def _pack_passes(column: Sequence[list[Pass]]) -> PassesRecord:
+    passes = [part for of_request in column for part in of_request]
+    steps: list[Any] = [part.step for part in passes]
+    found = [step if isinstance(step, At) else None for step in steps if not isinstance(step, int)]
+    get = attrgetter(*SLIM)
+    table = np.array([get(step) for step in steps if not isinstance(step, int | At)], np.int64)
+    columns = table.reshape(-1, len(SLIM)).T.copy()
+    columns[OFFSETS][1:] -= columns[OFFSETS][:-1].copy()
+    return PassesRecord(
+        pack_column(list(map(len, column))),
+        pack_column([step if isinstance(step, int) else None for step in steps]),
+        pack_column([part.scheduled for part in passes]), pack_column([part.produced for part in passes]),
+        pack_column([at and at.block for at in found]), pack_column([at.place for at in found if at]),
+        [pack_column(of_steps.tolist()) for of_steps in columns] if len(table) else [],
+    )  # fmt: skip
+
+
+def _unpack_passes(record: PassesRecord, rows: int) -> list[list[Pass]]:
+    counts = unpack_column(record.counts, rows)
+    size = sum(counts)
+    steps = unpack_column(record.steps, size)
+    blocks = unpack_column(record.blocks, steps.count(None))
+    own = blocks.count(None)
+    places = iter(unpack_column(record.places, len(blocks) - own))
+    slim: Iterator[Step] = iter(())
+    if own:
+        columns = np.array([unpack_column(column, own) for column in record.own], np.int64).reshape(len(SLIM), own)
+        columns[OFFSETS] = np.add.accumulate(columns[OFFSETS], axis=0)
+        own_rows: list[list[Any]] = columns.T.tolist()
+        slim = iter([Step(**dict(zip(SLIM, row, strict=True))) for row in own_rows])
+    others: Iterator[Any] = iter([next(slim) if block is None else At(block, next(places)) for block in blocks])
+    scheduled, produced = unpack_column(record.scheduled, size), unpack_column(record.produced, size)
+    passes = [
+        Pass(next(others) if step is None else step, *tokens)
+        for step, *tokens in zip(steps, scheduled, produced, strict=True)
+    ]  # fmt: skip
+    if min(counts, default=0) < 0:
+        raise ValueError("less than no passes")
+    ends = accumulate(counts)
+    return [passes[end - count : end] for count, end in zip(counts, ends, strict=True)]
+
+
+_PACK: Final[dict[Any, Callable[[Any], Any]]] = {bytes: pack_column, PassesRecord: _pack_passes}
+
+
+def told_columns(record: type[msgspec.Struct], told: Told) -> list[list[Any]]:
+    """The columns that are told, in one of these records. Raises an exception for what is no such record."""
+    rows = len(told.requests) // 4
+    columns = msgspec.structs.astuple(_decoder_of(record).decode(unpacked(told.columns)))
+    return [
+        unpack_column(column, rows) if type(column) is bytes
+        else _unpack_passes(column, rows) if type(column) is PassesRecord else column
+        for column in columns
+    ]  # fmt: skip
+
+
+@functools.cache
+def _decoder_of(record: type[msgspec.Struct]) -> msgspec.msgpack.Decoder[msgspec.Struct]:
+    return msgspec.msgpack.Decoder(record)
 
 
 @functools.cache
@@ -310,7 +430,8 @@ def state_version() -> str:
     digest = hashlib.blake2b(digest_size=12)
     digest.update(f"{LAYOUT} {tracer.__version__}".encode())
     records = (Keyframe, Present, Told, SourceRecord, BatchRecord, HistoryRecord, BlocksRecord, TablesRecord,
-               RateRecord, TimerRecord, TallyRecord, early_record(), late_record(), steps_record())  # fmt: skip
+               TimersRecord, TallyRecord, PiecesRecord, PassesRecord, found_record(), early_record(),
+               late_record(), steps_record())  # fmt: skip
     for record in records:
         for field in msgspec.structs.fields(record):
             digest.update(f"{field.name}:{field.type}".encode())

@@ -6,39 +6,45 @@ Most requests of a state are over, and nobody looks at them: they are made when 
 
 from __future__ import annotations
 
-import functools
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Set
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from itertools import repeat
-from operator import itemgetter
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tracer.events import unpack_u32
 from tracer.keyframes.records import (
     CACHES,
+    SETTLED,
+    At,
     HistoryRecord,
     Keyframe,
     Told,
     columns_of,
     early_record,
+    found_record,
     instants_of,
     late_record,
     steps_record,
-    unpacked,
+    told_columns,
 )
+from tracer.keyframes.sleeping_steps import StepsOf, read_step
+from tracer.state.chunks import from_planes
 from tracer.state.decode import DECODE_PARTS
-from tracer.state.request_table import _shorten as shorten
 from tracer.state.requests import Request, Settled
 from tracer.state.source import Source
 
 Ints = npt.NDArray[np.int64]
 Row = tuple[Any, ...]
+
+
+NEAR: Final = 8
+"""Keyframes at the end of a chain that are looked through one by one."""
 
 
 class KeyframeError(ValueError):
@@ -52,67 +58,91 @@ def check(holds: bool, what: str) -> None:
 
 
 class Rows:
-    """What a chain of keyframes tells of the requests `kept`: the early row of each; late rows and those of steps once
-    someone wants one of the same keyframe."""
+    """What a chain of keyframes tells of requests: by what they are found at once, all else once someone wants one of
+    the same keyframe. What is told last holds."""
 
-    def __init__(self, chain: list[Keyframe], kept: set[int]) -> None:
+    def __init__(self, chain: list[Keyframe]) -> None:
         self._chain = chain
-        self._late: dict[int, tuple[int, int]] = {}
-        self._steps: dict[int, tuple[int, int]] = {}
-        for number, keyframe in enumerate(chain):
-            for places, told in ((self._late, keyframe.late), (self._steps, keyframe.steps)):
-                serials = unpack_u32(told.requests)
-                places.update(zip(serials, zip(repeat(number), range(len(serials))), strict=False))
+        self._near: dict[tuple[int, str], dict[int, int]] = {}
+        """Places of requests in the last keyframes, by keyframe and group."""
+        self._far: dict[str, tuple[dict[int, int], list[int]]] = {}
+        """By group: places of requests in all keyframes, one after the other, and where each keyframe begins."""
         self._read: dict[tuple[int, str], list[Row]] = {}
-        self.early: dict[int, Row] = {}
-        missing = kept.copy()
-        for keyframe in reversed(chain):  # what is told last holds, and is mostly near the end
-            found = missing.intersection(unpack_u32(keyframe.early.requests)) if missing else missing
-            if found:
-                self.early.update(_early_rows(keyframe.early, found))
-                missing -= found
 
-    def late(self, serial: int) -> Row:
-        """The late row of a request."""
-        number, place = self._late[serial]
-        rows = self._read.get((number, "late"))
+    def found(self, wanted: set[int]) -> dict[int, Row]:
+        """By what the requests `wanted` are found, with instants absolute: rows of `columns_of("found")`."""
+        missing = wanted.copy()
+        found: dict[int, Row] = {}
+        for keyframe in reversed(self._chain):  # those of now are mostly told of near the end
+            told = keyframe.found
+            serials = unpack_u32(told.requests).tolist()
+            here = missing.intersection(serials)
+            if not here:
+                continue
+            rows = dict(zip(serials, _found_rows(told), strict=True))
+            found.update({serial: rows[serial] for serial in here})
+            missing -= here
+        return found
+
+    def row(self, group: str, serial: int) -> Row:
+        """The row of a request in the group ``early``, ``late`` or ``steps``, of the latter with `last` made
+        absolute."""
+        last = len(self._chain)
+        for number in range(last - 1, max(last - NEAR, 0) - 1, -1):  # those that are live are told of here
+            places = self._near.get((number, group))
+            if places is None:
+                places = self._near[number, group] = _places(unpack_u32(self._told(number, group).requests))
+            if serial in places:
+                return self._rows(number, group)[places[serial]]
+        known = self._far.get(group)
+        if known is None:
+            serials, firsts = array("I"), []
+            for number in range(last):
+                firsts.append(len(serials))
+                serials.extend(unpack_u32(self._told(number, group).requests))
+            known = self._far[group] = (_places(serials), firsts)
+        places, firsts = known
+        place = places.get(serial)
+        if place is None:
+            raise KeyframeError("a request is not told")
+        number = bisect_right(firsts, place) - 1
+        return self._rows(number, group)[place - firsts[number]]
+
+    def _told(self, number: int, group: str) -> Told:
+        told: Told = getattr(self._chain[number], group)
+        return told
+
+    def _rows(self, number: int, group: str) -> list[Row]:
+        rows = self._read.get((number, group))
         if rows is None:
-            told = self._chain[number].late
-            columns = msgspec.structs.astuple(_decoder_of(late_record()).decode(unpacked(told.columns)))
-            rows = self._read[number, "late"] = list(zip(*columns, strict=True))
-        return rows[place]
-
-    def steps(self, serial: int) -> Row:
-        """The row of a request's steps, with `last` made absolute."""
-        number, place = self._steps[serial]
-        rows = self._read.get((number, "steps"))
-        if rows is None:
-            told = self._chain[number].steps
-            columns = list(msgspec.structs.astuple(_decoder_of(steps_record()).decode(unpacked(told.columns))))
-            columns[_LAST] = np.cumsum(np.asarray(columns[_LAST], np.int64)).tolist()
-            rows = self._read[number, "steps"] = list(zip(*columns, strict=True))
-        return rows[place]
+            columns = told_columns(_RECORDS[group](), self._told(number, group))
+            if group == "steps":
+                columns[_LAST] = np.cumsum(np.asarray(columns[_LAST], np.int64)).tolist()
+            rows = self._read[number, group] = list(zip(*columns, strict=True))
+        return rows
 
 
-def _early_rows(told: Told, wanted: Set[int]) -> Iterator[tuple[int, Row]]:
-    """The early rows of the requests `wanted`, with `first_seen` made absolute, for which all rows are needed."""
-    columns = list(msgspec.structs.astuple(_decoder_of(early_record()).decode(unpacked(told.columns))))
-    seen = columns_of("early").index("first_seen")
+def _places(serials: array[int]) -> dict[int, int]:
+    return dict(zip(serials, range(len(serials)), strict=True))
+
+
+def _found_rows(told: Told) -> Iterator[Row]:
+    """Rows of `columns_of("found")`, with instants made absolute."""
+    columns = told_columns(found_record(), told)
+    seen, received = map(columns_of("found").index, ("first_seen", "received"))
     columns[seen] = np.cumsum(np.asarray(columns[seen], np.int64)).tolist()
-    for serial, row in zip(unpack_u32(told.requests), zip(*columns, strict=True), strict=True):
-        if serial in wanted:
-            yield serial, row
+    columns[received] = [
+        None if late is None else first + late
+        for first, late in zip(columns[seen], columns[received], strict=True)
+    ]  # fmt: skip
+    return zip(*columns, strict=True)
 
 
-_LAST: Final = 2
+_RECORDS: Final = {"early": early_record, "late": late_record, "steps": steps_record}
+_LAST: Final = 4 + SETTLED.index("last")
 """Place of `last` in `steps_record`."""
-_APART: Final = 10
+_APART: Final = 4 + len(SETTLED)
 """Columns there before those that are fields of a request."""
-
-
-@functools.cache
-def _decoder_of(record: type[msgspec.Struct]) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(record)
 
 
 def _absolute(row: Row, places: tuple[int, ...], origin: int) -> list[Any]:
@@ -157,74 +187,61 @@ class Columns:
 class Maker:
     """Makes requests of their rows."""
 
-    def __init__(self, sources: dict[str, Source], columns: dict[str, Columns], rows: Rows) -> None:
+    def __init__(
+        self, sources: dict[str, Source], columns: dict[str, Columns], rows: Rows, steps_of: StepsOf
+    ) -> None:
         self._sources = sources
         self._columns = columns
         self._rows = rows
-        early, late, steps = map(columns_of, ("early", "late", "steps"))
+        self._steps_of = steps_of
+        found, early, late, steps = map(columns_of, ("found", "early", "late", "steps"))
         self._caches = [field.default for field in fields(Request) if field.name in CACHES]
-        names = ("serial", "batch", "settled", *early, *late, *steps, *_cache_names())
+        names = ("serial", "batch", "settled", *found, *early, *late, *steps, *_cache_names())
         self._order = [names.index(field.name) for field in fields(Request)]
-        places = map(early.index, ("first_seen", "id", "ids", "received"))
-        self._first_seen, self._id, self._ids, self._received = places
-        self._finding = itemgetter(*map(early.index, ("first_seen", "keys", "names", "ids")))
-        self._over = late.index("over")
+        self._first_seen, self._ids = map(found.index, ("first_seen", "ids"))
+        self._id = len(found) + early.index("id")
+        self._passes = [steps.index("passes"), steps.index("redo")]
 
-    def now(self, serial: int) -> Request:
-        """The request. Raises an exception when its rows contradict themselves."""
-        facts = self._facts(self._rows.early[serial])
-        values = self._values(serial, facts, self._rows.late(serial), self._rows.steps(serial))
+    def now(self, serial: int, found: Row) -> Request:
+        """The request, of which `found` is known. Raises an exception when its rows contradict themselves."""
+        rows = self._rows
+        facts = self._facts(found, rows.row("early", serial))
+        values = self._values(serial, facts, rows.row("late", serial), rows.row("steps", serial))
         request = Request(*[values[place] for place in self._order])
         _check_steps(request)
         return request
 
-    def later(self, serial: int) -> Request:
-        """The request, to be made when someone looks at it."""
-        early = self._rows.early[serial]
-        first_seen, keys, names, ids = self._found(early)
-        received = early[self._received]
-        request = _asleep(SleepingRequest)
-        _put(request, "front", self)
-        _put(request, "serial", serial)
-        _put(request, "first_seen", first_seen)
-        _put(request, "received", None if received is None else first_seen + received)
-        _put(request, "keys", keys)
-        _put(request, "names", names)
-        _put(request, "ids", ids)
-        return request
+    def later(self, found: dict[int, Row]) -> list[Request]:
+        """These requests, each to be made when someone looks at it."""
+        requests: list[Request] = [_asleep(SleepingRequest) for _ in found]
+        columns: list[Any] = [repeat(self), found, *zip(*found.values(), strict=True)]
+        for name, column in zip(("front", "serial", *columns_of("found")), columns, strict=bool(found)):
+            deque(map(getattr(Request, name).__set__, requests, column), 0)
+        return requests
 
     def wake(self, request: Request) -> None:
         """Fill in a sleeping request. One that contradicts itself has no steps, is lost and incomplete."""
         serial, rows = request.serial, self._rows
-        facts = self._facts(rows.early[serial])
+        found = tuple(getattr(request, name) for name in columns_of("found"))
         _put(request, "__class__", Request)
         try:
-            values = self._values(serial, facts, rows.late(serial), rows.steps(serial))
+            facts = self._facts(found, rows.row("early", serial))
+            values = self._values(serial, facts, rows.row("late", serial), rows.row("steps", serial))
             Request.__init__(request, *[values[place] for place in self._order])
             _check_steps(request)
             check(request.over is not None, "a finished request is not over")
         except (ValueError, TypeError, LookupError, OverflowError):
-            values = self._values(serial, facts, None, None)
+            values = self._values(serial, self._facts(found, None), None, None)
             Request.__init__(request, *[values[place] for place in self._order])
             request.over = request.first_seen
             request.lost = request.incomplete = True
 
-    def _facts(self, early: Row) -> list[Any]:
-        """A row of early fields as they are in a request."""
-        facts = _absolute(early, instants_of("early"), early[self._first_seen])
-        facts[self._ids] = ids = self._found(early)[-1]
-        facts[self._id] = facts[self._id] or ids[-1]
+    def _facts(self, found: Row, early: Row | None) -> list[Any]:
+        """The found and early fields as they are in a request; those of no `early` as in a new one."""
+        origin = found[self._first_seen]
+        facts = [*found, *(_defaults("early") if early is None else _absolute(early, instants_of("early"), origin))]
+        facts[self._id] = facts[self._id] or facts[self._ids][-1]
         return facts
-
-    def _found(self, early: Row) -> tuple[int, list[tuple[str, int]], list[str], list[str]]:
-        """By what a request is found: when it was first seen, keys, names and ids."""
-        first_seen, keys, names, ids = self._finding(early)
-        if "" in ids:
-            check(bool(names), "a request without a name is named after it")
-            short = shorten(names[0])
-            ids = [name or short for name in ids]
-        check(bool(ids and keys), "a request that nobody knows")
-        return first_seen, keys, names, ids
 
     def _values(self, serial: int, facts: list[Any], late: Row | None, steps: Row | None) -> list[Any]:
         """Values of all fields, in the order that `_order` refers to; those of no `late` and no `steps` as in a new
@@ -233,13 +250,21 @@ class Maker:
         head += _defaults("late") if late is None else _absolute(late, instants_of("late"), facts[self._first_seen])
         if steps is None:
             return [*head, *_defaults("steps"), *self._caches]
-        source, count, last, parts, step, token, end, runs, times, sizes = steps[:_APART]
+        source, runs, times, sizes, count, last, step, token, end, *parts = steps[:_APART]
+        parts = [part for part in parts if part is not None]
         head[1] = self._sources[source].batch if source else None
         check(len(parts) in (0, len(DECODE_PARTS)), "another division of a step")
         instants, batches = self._tokens(source, runs, times, sizes)
         check(len(instants) == len(batches) <= count, "token instants without tokens")
         head[2] = Settled(count, last, instants, batches, parts, step, last + token, last + token + end)
-        return [*head, *_absolute(steps[_APART:], instants_of("steps"), last), *self._caches]
+        fields = _absolute(steps[_APART:], instants_of("steps"), last)
+        for place in self._passes:
+            fields[place] = [
+                part._replace(step=read_step(self._steps_of, source, *part.step, facts[self._first_seen]))
+                if isinstance(part.step, At) else part
+                for part in fields[place]
+            ]  # fmt: skip
+        return [*head, *fields, *self._caches]
 
     def _tokens(
         self, source: str, runs: list[int] | None, times: bytes, sizes: bytes
@@ -313,6 +338,6 @@ def _check_steps(request: Request) -> None:
 
 
 def summed(packed: bytes) -> Ints:
-    """Packed i64 differences as values."""
-    values: Ints = np.cumsum(np.frombuffer(packed, "<i8"))
+    """Values of which the differences are told, in planes."""
+    values: Ints = np.add.accumulate(from_planes(packed))
     return values

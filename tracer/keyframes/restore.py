@@ -12,7 +12,9 @@ import functools
 import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from operator import attrgetter
+from itertools import chain as chained
+from itertools import repeat
+from operator import lt
 from typing import Final
 
 import msgspec
@@ -31,10 +33,11 @@ from tracer.keyframes.records import (
     state_version,
     unpacked,
 )
-from tracer.keyframes.requests import Columns, Ints, KeyframeError, Maker, Rows, check, summed
+from tracer.keyframes.requests import Columns, KeyframeError, Maker, Rows, check, summed
 from tracer.keyframes.rows import shown_bytes
+from tracer.keyframes.sleeping_steps import SleepingSteps, StepFinder, StepsLostError, StepsOf
+from tracer.state.chunks import from_planes
 from tracer.state.kv import BLOCKS_SHOWN, SLOTS, BlockMap
-from tracer.state.rates import ENTRIES, RateLog
 from tracer.state.requests import Request
 from tracer.state.source import Source
 from tracer.state.step_history import StepHistory
@@ -46,16 +49,7 @@ LONGEST_CHAIN: Final = 1_000
 MOST_STEPS: Final = 1 << 20
 MOST_FINISHED: Final = 1 << 24
 
-StepsOf = Callable[[int], dict[str, list[Step]]]
-"""The steps in a block of events, by source, in order. Raises StepsLostError when the block cannot be read."""
-
-
-class StepsLostError(Exception):
-    """The block with this number, whose steps a keyframe refers to, is not there or damaged."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+Earlier = Callable[[int], bytes | Keyframe]
 
 
 def usable(content: bytes) -> bool:
@@ -63,21 +57,38 @@ def usable(content: bytes) -> bool:
     return content[1:].startswith(packed_version()) or content[3:].startswith(packed_version())
 
 
-def restore(chain: Sequence[bytes], steps_of: StepsOf) -> tuple[TraceState, dict[str, int]]:
+def restore(
+    chain: Sequence[bytes | Keyframe],
+    earlier: Earlier,
+    steps_of: StepsOf,
+    intact: Callable[[int], bool] = lambda number: True,
+) -> tuple[TraceState, dict[str, int]]:
     """The state that the last keyframe of `chain` tells, and the number of the next event of each source.
 
-    The first one is whole, each further one builds upon those before it. Raises KeyframeError, and whatever `steps_of`
-    raises.
+    The first one is whole, each further one builds upon those before it; each is bytes, or `decoded`. `earlier` gives
+    those that the first one needs beside, by `Keyframe.number`, or raises KeyframeError. Steps are read from their
+    blocks when someone looks at them; `intact` says of the number of a block whether that will work. Raises
+    KeyframeError, and StepsLostError where it will not.
     """
     if not 0 < len(chain) <= LONGEST_CHAIN:
         raise KeyframeError("no chain of keyframes")
     try:
         with without_collections():
-            return _Restoration([_decoder().decode(content) for content in chain], steps_of).state()
+            return _Restoration(list(map(decoded, chain)), earlier, steps_of, intact).state()
     except KeyframeError:
         raise
     except (ValueError, TypeError, LookupError, OverflowError, ArithmeticError, RecursionError) as error:
         # msgspec's errors are among these, and those of numpy and array for lengths that do not fit.
+        raise KeyframeError(f"{type(error).__name__}: {error}") from None
+
+
+def decoded(content: bytes | Keyframe) -> Keyframe:
+    """A keyframe, for `restore`, which does not change it. Raises KeyframeError for what is none."""
+    if not isinstance(content, bytes):
+        return content
+    try:
+        return _decoder().decode(content)
+    except (ValueError, TypeError, RecursionError) as error:
         raise KeyframeError(f"{type(error).__name__}: {error}") from None
 
 
@@ -104,32 +115,37 @@ def _present_decoder() -> msgspec.msgpack.Decoder[Present]:
 
 
 @functools.cache
-def _pieces_decoder() -> msgspec.msgpack.Decoder[dict[str, bytes]]:
-    return msgspec.msgpack.Decoder(dict[str, bytes])
+def _pieces_decoder() -> msgspec.msgpack.Decoder[list[bytes]]:
+    return msgspec.msgpack.Decoder(list[bytes])
 
 
 class _Restoration:
     """One state in the making."""
 
-    def __init__(self, chain: list[Keyframe], steps_of: StepsOf) -> None:
+    def __init__(
+        self, chain: list[Keyframe], earlier: Earlier, steps_of: StepsOf, intact: Callable[[int], bool]
+    ) -> None:
         check(chain[0].base and not any(keyframe.base for keyframe in chain[1:]), "the chain has no begin")
-        check({keyframe.version for keyframe in chain} == {state_version()}, "made by another version")
+        numbers = [*unpack_u32(chain[0].needs), *(keyframe.number for keyframe in chain)]
+        check(all(map(lt, numbers, numbers[1:])), "keyframes out of order")
         self._chain = chain
+        self._all = [*map(decoded, map(earlier, numbers[: -len(chain)])), *chain]
+        """The chain, and before it those that it needs for requests and pieces alone."""
+        check({keyframe.version for keyframe in self._all} == {state_version()}, "made by another version")
         self._present = last = _present_decoder().decode(unpacked(chain[-1].present))
         self._steps_of = steps_of
+        self._intact = intact
         check(0 < last.keep_steps <= MOST_STEPS and 0 <= last.keep_finished <= MOST_FINISHED, "unlikely bounds")
         self._state = TraceState(keep_finished=last.keep_finished, keep_steps=last.keep_steps)
         self._requests: dict[int, Request] = {}
         self._columns: dict[str, Columns] = {}
-        self._read: dict[int, dict[str, list[Step]]] = {}
 
     def state(self) -> tuple[TraceState, dict[str, int]]:
         """The state, and the number of the next event of each source."""
         state, last = self._state, self._present
         state.now, state.began = last.now, last.began
         state.unknown, state.received_total = last.unknown, last.received_total
-        histories = self._histories()
-        sources = [(self._source(record, histories[record.name]), record) for record in last.sources]
+        sources = [(self._source(record), record) for record in last.sources]
         self._request_table()
         for source, record in sources:
             self._batch(source, record.batch)
@@ -148,32 +164,37 @@ class _Restoration:
             for serial in unpack_u32(keyframe.gone):
                 over.pop(serial, None)
             over.update(dict.fromkeys(unpack_u32(keyframe.came)))
-            serials, texts, tokens = np.frombuffer(keyframe.weights, "<i8").reshape(-1, 3).T.tolist()
+        for keyframe in self._all:
+            serials, texts, tokens = summed(keyframe.weights).reshape(3, -1).tolist()
             weights.update(zip(serials, zip(texts, tokens, strict=True), strict=True))
         live = unpack_u32(last.live)
-        rows = Rows(self._chain, {*live, *over})
-        check(len(rows.early) == len(live) + len(over), "a request is told twice, or not at all")
-        make = Maker(self._state.sources, self._columns, rows)
+        rows = Rows(self._all)
+        found = rows.found({*live, *over})
+        check(len(found) == len(live) + len(over), "a request is told twice, or not at all")
+        make = Maker(self._state.sources, self._columns, rows, self._steps_of)
         for serial in live:
-            table.live[serial] = request = make.now(serial)
+            table.live[serial] = request = make.now(serial, found[serial])
             check(request.over is None, "a live request is over")
-        for serial in over:
-            table.over[serial] = request = make.later(serial)
+        table.over.update(zip(over, make.later({serial: found[serial] for serial in over}), strict=True))
+        for serial, request in table.over.items():
             if serial in weights:
                 table._weighty[serial] = (request, *weights[serial])
         self._requests = {**table.live, **table.over}
         by_key, by_name, by_id, sources = table._by_key, table._by_name, table._by_id, self._state.sources
-        for request in self._requests.values():
-            for key in request.keys:
-                check(key[0] in sources, "a request of an unknown source")
-                by_key[key] = request
-            for name in request.names:
-                by_name.setdefault(name, []).append(request)
-            for shown in request.ids:
-                by_id[shown] = request
+        requests = list(self._requests.values())
+        keys, names, ids = ([getattr(request, name) for request in requests] for name in ("keys", "names", "ids"))
+        check(all(keys) and all(ids), "a request that nobody knows")
+        for index, known in ((by_key, keys), (by_id, ids)):
+            owners = chained.from_iterable(map(repeat, requests, map(len, known)))
+            index.update(zip(chained.from_iterable(known), owners, strict=True))
+        check({source for source, _ in by_key} <= sources.keys(), "a request of an unknown source")
+        by_name.update((name, [request]) for request, own in zip(requests, names, strict=True) for name in own)
         for name, peers in last.peers.items():
             by_name[name] = [self._requests[serial] for serial in peers]
-        table.order = sorted(self._requests.values(), key=attrgetter("order"))
+        # `Request.order`, without asking each request for it.
+        instants = ((r.first_seen if r.received is None else r.received) for r in self._requests.values())
+        order = sorted(zip(instants, self._requests, strict=True))
+        table.order = [self._requests[serial] for _, serial in order]
         table._serial = last.serial
         table.finished_total = last.finished_total
         table.dropped_incomplete, table.over_incomplete = last.dropped_incomplete, last.over_incomplete
@@ -181,7 +202,7 @@ class _Restoration:
 
     # --- sources ------------------------------------------------------------------------------------------------------
 
-    def _source(self, record: SourceRecord, history: list[Step]) -> Source:
+    def _source(self, record: SourceRecord) -> Source:
         check(record.name not in self._state.sources, "a source is told twice")
         source = self._state._source(record.name)
         source.header = record.header
@@ -198,65 +219,47 @@ class _Restoration:
         source.last_step_end = record.last_step_end
         source.given_back = record.given_back
         batch = source.batch
-        batch.last = history[-1] if history else None
+        steps = self._history(batch.history, record.name, record.batch.recent)
+        batch.last = steps[-1] if steps else None
         source.gauges = batch.last if record.gauges is None else record.gauges
-        check(0 <= record.batch.recent <= min(batch._recent.maxlen or 0, len(history)), "more steps than there are")
-        if record.batch.recent:
-            batch._recent.extend(history[-record.batch.recent :])
-        chain = self._chain_of(record.name)
-        columns = self._columns[record.name] = Columns(chain)
-        self._history(batch.history, history, chain, columns)
+        check(record.batch.recent <= (batch._recent.maxlen or 0), "more steps than there are")
+        batch._recent.extend(steps[len(steps) - record.batch.recent :])
         return source
 
     def _chain_of(self, name: str) -> list[HistoryRecord]:
         return [keyframe.histories[name] for keyframe in self._chain if name in keyframe.histories]
 
-    def _histories(self) -> dict[str, list[Step]]:
-        """The last steps of each source, as they came, from the blocks that hold them."""
-        found: dict[str, list[Step]] = {}
-        for record in self._present.sources:
-            chain = self._chain_of(record.name)
-            needed = max(chain[-1].length, record.batch.recent)
-            check(0 <= needed <= 2 * MOST_STEPS, "unlikely many steps")
-            refs = [ref for history in chain for ref in history.refs]
-            taken: list[Step] = []
-            for block, packed in reversed(refs):
-                if len(taken) >= needed:
-                    break
-                steps = self._steps_in(block).get(record.name, [])
-                taken += [steps[place] for place in reversed(unpack_u32(packed))]
-            check(len(taken) >= needed, "steps are missing")
-            found[record.name] = taken[:needed][::-1]
-        return found
-
-    def _steps_in(self, block: int) -> dict[str, list[Step]]:
-        steps = self._read.get(block)
-        if steps is None:
-            steps = self._read[block] = self._steps_of(block)
-        return steps
-
-    def _history(self, history: StepHistory, steps: list[Step], chain: list[HistoryRecord], columns: Columns) -> None:
+    def _history(self, history: StepHistory, name: str, recent: int) -> list[Step]:
+        """Fill in a source's history; returns its last steps, `recent` of them if there are any."""
+        chain = self._chain_of(name)
+        columns = self._columns[name] = Columns(chain)
         record = chain[-1]
         base, length = record.base, record.length
-        check(base >= 0 and length >= 0, "no such steps")
-        history.base = base
-        history.steps = steps[len(steps) - length :]
-        history.tokens, history.sizes, history.prefills = columns.cut(base, length)
+        check(base >= 0 and 0 <= length <= 2 * MOST_STEPS and recent >= 0, "no such steps")
         amended: dict[int, list[int]] = {}
         for part in chain:
             for index, *values in np.frombuffer(part.amended, "<i8").reshape(-1, 1 + len(AMENDED)).tolist():
                 amended[index] = values
-        for index, values in amended.items():
-            if index >= base:
-                step = history.steps[index - base]
-                history.steps[index - base] = msgspec.structs.replace(step, **dict(zip(AMENDED, values, strict=True)))
+        last = base + length - 1
+        finder = StepFinder(name, last, [ref for part in chain for ref in part.refs], amended, self._steps_of)
+        first = min(base, last + 1 - max(recent, 1 if length else 0))
+        check(finder.first <= first, "steps are missing")
+        for block in finder.blocks(first):
+            if not self._intact(block):
+                raise StepsLostError(block)
+        history.base = base
+        history.tokens, history.sizes, history.prefills = columns.cut(base, length)
+        history.steps = SleepingSteps(finder, base, length, history.tokens[:])
+        history._before = record.before
+        newest = [finder.step(index) for index in range(last + 1 - max(recent, min(length, 1)), last + 1)]
         if record.numbers is None:
-            history.index_of = {step.n: index for index, step in enumerate(history.steps, base)}
+            behind = newest[-1].n + 1 if newest else 0
+            history.index_of = dict(zip(range(behind - length, behind), range(base, last + 1), strict=True))
         else:
-            pairs = np.frombuffer(record.numbers, "<i8").reshape(-1, 2).tolist()
-            check(all(base <= index < base + length for _, index in pairs), "a number of no step")
-            history.index_of = dict(pairs)
-        history._sum_before, history._before = record.sum_before, record.before
+            numbers, indices = summed(record.numbers).reshape(2, -1).tolist()
+            check(all(base <= index <= last for index in indices), "a number of no step")
+            history.index_of = dict(zip(numbers, indices, strict=True))
+        return newest
 
     def _batch(self, source: Source, record: BatchRecord) -> None:
         batch, known = source.batch, self._requests
@@ -265,19 +268,23 @@ class _Restoration:
             setattr(batch, name, {key: known[serial] for key, serial in zip(values[::2], values[1::2], strict=True)})
         batch.steady, batch.expected = record.steady, record.expected
         batch.count, batch.produced = record.count, record.produced
-        batch._unsettled = {serial: known[serial] for serial in unpack_u32(record.unsettled)}
-        batch._left.extend((index, known[serial]) for index, serial in record.left)
+        batch._unsettled = {serial: known[serial] for serial in summed(record.unsettled).tolist()}
+        indices, serials = summed(record.left).reshape(2, -1).tolist()
+        batch._left.extend((index, known[serial]) for index, serial in zip(indices, serials, strict=True))
 
-    def _tables(self, name: str) -> dict[int, list[int]]:
-        """The blocks that each request of a source holds, from all that was told of them."""
+    def _tables(self, name: str, wanted: set[int]) -> dict[int, list[int]]:
+        """The blocks that each of the requests `wanted` of a source holds, from all that was told of them."""
         tables: dict[int, list[int]] = {}
         for told in [keyframe.tables[name] for keyframe in self._chain if name in keyframe.tables]:
-            planes = np.frombuffer(told.blocks, np.uint8).reshape(4, -1)
-            blocks = np.cumsum(np.ascontiguousarray(planes.T).view("<u4").ravel(), dtype=np.uint32).tolist()
             changed = unpack_u32(told.changed)
+            if wanted.isdisjoint(changed[::3]):
+                continue
+            planes = np.frombuffer(told.blocks, np.uint8).reshape(4, -1)
+            blocks = np.cumsum(np.ascontiguousarray(planes.T).view("<u4").ravel(), dtype=np.uint32)
             at = 0
             for serial, kept, new in zip(changed[::3], changed[1::3], changed[2::3], strict=True):
-                tables[serial] = tables.get(serial, [])[:kept] + blocks[at : at + new]
+                if serial in wanted:
+                    tables[serial] = tables.get(serial, [])[:kept] + blocks[at : at + new].tolist()
                 at += new
             check(at == len(blocks), "a block table was cut")
         return tables
@@ -285,8 +292,9 @@ class _Restoration:
     def _blocks(self, blocks: BlockMap, source: SourceRecord) -> None:
         record = source.blocks
         check(0 <= record.size <= BLOCKS_SHOWN, "unlikely many blocks")
-        tables = self._tables(source.name)
-        for serial in unpack_u32(record.held):
+        held = unpack_u32(record.held).tolist()
+        tables = self._tables(source.name, set(held))
+        for serial in held:
             blocks._held[serial] = ids = tables[serial]
             blocks._holders.update(dict.fromkeys(ids, 1))
         shared = unpack_u32(record.shared)
@@ -297,11 +305,12 @@ class _Restoration:
                 blocks._holders.pop(block, None)
         slots = unpack_u32(record.slots)
         blocks._slots = dict(zip(slots[::2], slots[1::2], strict=True))
-        blocks._free_slots = unpack_u32(record.free_slots).tolist()
+        blocks._free_slots = summed(record.free_slots).tolist()
         blocks._cached = OrderedDict.fromkeys(unpack_u32(record.cached))
         everywhere = (*blocks._holders, *blocks._cached, *(block for ids in blocks._held.values() for block in ids))
         check(max(everywhere, default=-1) < record.size, "a block that the map does not have")
         check(max((*blocks._slots.values(), *blocks._free_slots), default=0) < SLOTS, "a slot that there is not")
+        check(min(blocks._free_slots, default=0) >= 0, "a slot that there is not")
         blocks._bytes = shown_bytes(record.size, blocks._held, blocks._slots, blocks._cached)
         blocks._since.frombytes(bytes(8 * record.size))
         for block, t in zip(blocks._cached, summed(record.since).tolist(), strict=True):
@@ -314,32 +323,40 @@ class _Restoration:
 
     def _figures(self) -> None:
         state = self._state
-        for place, log in enumerate((state.received, state.scheduled, state.produced)):
-            self._rate(place, log)
-        for place, name in enumerate(TIMERS):
-            timer = state.timers._timers[name]
-            parts = timer.all_counts()
-            flat = np.concatenate([counts.ravel() for counts in parts])
-            for keyframe in self._chain:
-                record = keyframe.timers[place]
-                flat[np.cumsum(np.frombuffer(record.places, "<u4"))] = np.frombuffer(record.counts, "<i8")
-            check(int(flat.min()) >= 0, "negative counts")
-            begin = 0
-            for counts in parts:
-                counts[...] = flat[begin : begin + counts.size].reshape(counts.shape)
-                begin += counts.size
-            heads = self._chain[-1].timers[place].heads
+        timers = [state.timers._timers[name] for name in TIMERS]
+        parts = [counts for timer in timers for counts in timer.all_counts()]
+        flat = np.concatenate([counts.ravel() for counts in parts])
+        for keyframe in self._chain:
+            record = keyframe.timers
+            flat[summed(record.places)] = from_planes(record.counts)
+        check(int(flat.min()) >= 0, "negative counts")
+        begin = 0
+        for counts in parts:
+            counts[...] = flat[begin : begin + counts.size].reshape(counts.shape)
+            begin += counts.size
+        for timer, heads in zip(timers, self._chain[-1].timers.heads, strict=True):
             check(len(heads) == len(timer._heads), "no such windows")
             timer._heads = list(heads)
         self._tally(state.tally, self._present.tally)
-        self._books()
+        self._pieces()
 
-    def _books(self) -> None:
-        pieces: dict[str, bytes] = {}
-        for keyframe in self._chain:
-            pieces.update(_pieces_decoder().decode(unpacked(keyframe.books)))
-        last = {name: source.batch.history.last_index for name, source in self._state.sources.items()}
-        self._state.books.restore(pieces, last, self._requests.__contains__)
+    def _pieces(self) -> None:
+        state = self._state
+        pieces: dict[str, dict[str, bytes]] = {"books": {}, "0": {}, "1": {}, "2": {}}
+        known: set[str] = set()
+        for keyframe in reversed(self._all):  # what is told last holds
+            for record in keyframe.pieces:
+                if known.issuperset(record.names):
+                    continue
+                told = _pieces_decoder().decode(unpacked(record.pieces))
+                for name, piece in zip(record.names, told, strict=True):
+                    kind, _, rest = name.partition("/")
+                    pieces[kind].setdefault(rest, piece)
+                known.update(record.names)
+        for place, log in enumerate((state.received, state.scheduled, state.produced)):
+            log.restore(pieces[str(place)])
+        last = {name: source.batch.history.last_index for name, source in state.sources.items()}
+        state.books.restore(pieces["books"], last, self._requests.__contains__)
 
     def _tally(self, tally: Tally, record: TallyRecord) -> None:
         tally.pending = {serial: self._requests[serial] for serial in unpack_u32(record.pending)}
@@ -349,27 +366,3 @@ class _Restoration:
             made = tally.distribution((source, route, what, detail))
             check(len(counts) == len(made.counts) and min(total, *counts) >= 0, "other histograms")
             made.total, made.counts = total, counts
-
-    def _rate(self, place: int, log: RateLog) -> None:
-        columns = log.entries()
-        pieces: list[list[Ints]] = []
-        for keyframe in self._chain:
-            record = keyframe.rates[place]
-            check(len(record.sums) == len(columns[1]) and len(record.dropped) == len(columns[2]), "other figures")
-            new = [summed(packed) for packed in (record.times, *record.sums)]
-            check(len({len(column) for column in new}) == 1, "columns of different length")
-            if not len(new[0]):
-                continue
-            while pieces and pieces[-1][0][0] >= new[0][0]:  # told again, or grown since
-                pieces.pop()
-            if pieces:
-                kept = int(np.searchsorted(pieces[-1][0], new[0][0]))
-                pieces[-1] = [column[:kept] for column in pieces[-1]]
-            pieces.append(new)
-        last = self._chain[-1].rates[place]
-        told = [np.concatenate(parts) for parts in zip(*pieces, strict=True)] or [summed(b"")] * (1 + len(columns[1]))
-        check(0 <= last.length <= min(len(told[0]), 2 * ENTRIES), "entries are missing")
-        check(bool((np.diff(told[0]) > 0).all()), "rates out of order")
-        for column, values in zip((columns[0], *columns[1]), told, strict=True):
-            column += values[len(values) - last.length :].tolist()
-        log._dropped = list(last.dropped)

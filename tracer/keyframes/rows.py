@@ -5,46 +5,47 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
-from operator import attrgetter
-from typing import Any, Final
+from operator import attrgetter, eq
+from typing import Any
 
 import numpy as np
 
-from tracer.events import Step, pack_u32
-from tracer.keyframes.records import CACHES, BlocksRecord, TablesRecord, Told, columns_of, instants_of, packed
+from tracer.events import pack_u32
+from tracer.keyframes.records import CACHES, BlocksRecord, TablesRecord, Told, columns_of, instants_of, laid, packed
+from tracer.state.chunks import planes
 from tracer.state.kv import CACHED, FIRST_SLOT, FREE, BlockMap
-from tracer.state.request_table import _shorten as shorten
-from tracer.state.requests import Pass, Preemption, Request
+from tracer.state.requests import Preemption, Request
 from tracer.state.step_history import StepHistory
 
 Row = tuple[Any, ...]
 Rows = list[tuple[Request, Row]]
 """Requests, and what is to be told of each."""
 
-_KEPT_OF_STEPS: Final = (
-    "scheduled", "launched", "embed", "layers", "head", "logits", "sampled", "token", "end", "batch", "tokens",
-    "timing", "graph",
-)  # fmt: skip
 
 def told(rows: Rows, record: Any, told: Iterable[list[Any]]) -> Told:
     """Rows as columns, with whose they are."""
-    columns = [list(column) for column in zip(*told, strict=True)] or [[] for _ in record.__struct_fields__]
-    return Told(pack_u32(request.serial for request, _ in rows), packed(record(*columns)))
+    return Told(pack_u32(request.serial for request, _ in rows), packed(laid(record, told)))
 
 
-def early_rows(rows: Rows) -> Iterator[list[Any]]:
-    """See `early_record`."""
-    names = columns_of("early")
-    seen, shown, known, shown_before = map(names.index, ("first_seen", "id", "names", "ids"))
+def found_rows(rows: Rows) -> Iterator[list[Any]]:
+    """See `found_record`."""
+    seen = columns_of("found").index("first_seen")
     before = 0
     for _, values in rows:
         row = list(values)
         first_seen = row[seen]
         row[seen], before = first_seen - before, first_seen
-        make_relative(row, instants_of("early"), first_seen)
-        row[shown] = "" if row[shown_before][-1:] == [row[shown]] else row[shown]
-        short = shorten(row[known][0]) if row[known] else ""
-        row[shown_before] = ["" if name == short else name for name in row[shown_before]]
+        make_relative(row, instants_of("found"), first_seen)
+        yield row
+
+
+def early_rows(rows: Rows) -> Iterator[list[Any]]:
+    """See `early_record`."""
+    shown = columns_of("early").index("id")
+    for request, values in rows:
+        row = list(values)
+        make_relative(row, instants_of("early"), request.first_seen)
+        row[shown] = "" if request.ids[-1:] == [row[shown]] else row[shown]
         yield row
 
 
@@ -93,15 +94,6 @@ def _still(item: Any) -> Any:
     return replace(item) if type(item) is Preemption else item
 
 
-def slim(part: Pass) -> Pass:
-    """A pass whose step, if it is told itself, is without members, blocks and gauges: nobody reads them there."""
-    if isinstance(part.step, int):
-        return part
-    step = part.step
-    instants = {name: getattr(step, name) for name in _KEPT_OF_STEPS}
-    return part._replace(step=Step(step.t, step.n, **instants))
-
-
 def moves(before: list[int], after: list[int]) -> tuple[list[int], list[int]]:
     """Who came to the end of `before`, in order, and who left it, so that it becomes `after`."""
     known = set(before)
@@ -132,7 +124,7 @@ def blocks_record(blocks: BlockMap) -> BlocksRecord:
         held=pack_u32(blocks._held),
         shared=pack_u32(shared),
         slots=pack_u32(value for pair in blocks._slots.items() for value in pair),
-        free_slots=pack_u32(blocks._free_slots),
+        free_slots=differences(blocks._free_slots),
         cached=pack_u32(blocks._cached),
         other=pack_u32(value for block in differ for value in (block, blocks._bytes[block])),
         since=differences(blocks.cached_since()),
@@ -172,11 +164,14 @@ def shown_bytes(
 
 
 def numbers(history: StepHistory) -> bytes | None:
-    """Where the index by step number is not what the steps give: the numbers that are in it."""
-    plain = {step.n: index for index, step in enumerate(history.steps, history.base)}
-    if plain == history.index_of:
-        return None
-    return packed_ints([value for pair in history.index_of.items() for value in pair])
+    """Step numbers, then the indices that they stand for, where these do not both rise by one up to the last step."""
+    index_of, size = history.index_of, len(history)
+    if not size:
+        return differences([*index_of, *index_of.values()]) if index_of else None
+    behind = history.steps[-1].n + 1
+    expected = zip(range(behind - size, behind), range(history.base, history.base + size), strict=True)
+    plain = len(index_of) == size and all(map(eq, index_of.items(), expected))
+    return None if plain else differences([*index_of, *index_of.values()])
 
 
 def by_block(places: Iterable[tuple[int, int]]) -> list[tuple[int, bytes]]:
@@ -195,6 +190,12 @@ def packed_ints(values: Sequence[int]) -> bytes:
     return np.asarray(values, "<i8").tobytes()
 
 
+def rows_told(rows: Iterable[tuple[int, ...]]) -> bytes:
+    """Rows of numbers as columns, one after the other, in differences."""
+    return differences([value for column in zip(*rows, strict=True) for value in column])
+
+
 def differences(values: Sequence[int]) -> bytes:
-    """Packed i64: each value less the one before it."""
-    return np.diff(np.asarray(values, np.int64), prepend=np.int64(0)).astype("<i8").tobytes()
+    """Each value less the one before it, in planes (`tracer.state.chunks`)."""
+    numbers = np.asarray(values, np.int64)
+    return planes(np.diff(numbers, prepend=0).astype(np.int64))

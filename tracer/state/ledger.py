@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.clock import NS_PER_S
-from tracer.state import decode, latency
+from tracer.state import chunks, decode, latency
 from tracer.state.requests import Request
 from tracer.state.tally import reason_of
 
@@ -37,7 +37,9 @@ _TOKENS: Final = 1 << 18
 _MOST: Final = 1 << 62
 """Larger than any instant of ours; no hostile number gets further than this."""
 _CHUNK: Final = 128
-"""Rows that are told together in a keyframe."""
+"""Rows that are forgotten together."""
+_PIECE: Final = 32
+"""Rows that are told together in a keyframe: those of some seconds."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -115,10 +117,8 @@ class Ledger:
         """All rows, in pieces that change one by one. `restore` takes them."""
         pieces = {"reasons": "\0".join(self.reasons).encode("utf-8", "surrogatepass")}
         first = self.dropped
-        for number in range(first // _CHUNK, -(-(first + len(self)) // _CHUNK)):
-            begin = max(0, number * _CHUNK - first)
-            end = (number + 1) * _CHUNK - first
-            pieces[str(number)] = b"".join([_differences(column[begin:end]) for column in self._columns])
+        cut = chunks.cut(self._columns, _PIECE)
+        pieces.update({str(number): piece for number, piece in enumerate(cut, first // _PIECE)})
         pieces["size"] = array("q", (first, len(self))).tobytes()
         return pieces
 
@@ -131,16 +131,13 @@ class Ledger:
         if not (first >= 0 and 0 <= rows < ROWS + _CHUNK and first % _CHUNK == 0) or len(words) > REASONS:
             raise ValueError("no such rows")
         self.reasons, self.dropped = words, first
-        parts: list[list[Ints]] = []
-        for number in range(first // _CHUNK, -(-(first + rows) // _CHUNK)):
-            table = np.frombuffer(pieces[str(number)], "<i8").reshape(len(COLUMNS), -1)
-            parts.append(list(np.cumsum(table, axis=1)))
-        for column, pieces_of in zip(self._columns, zip(*parts, strict=True), strict=False):
-            column.frombytes(np.concatenate(pieces_of).astype(np.int64).tobytes())
+        told = [pieces[str(number)] for number in range(first // _PIECE, -(-(first + rows) // _PIECE))]
+        for column, values in zip(self._columns, chunks.join(told, len(COLUMNS), _PIECE, rows), strict=True):
+            column.frombytes(values.astype(np.int64).tobytes())
         reasons = np.frombuffer(self._columns[COLUMNS.index("reason")], np.int64)
-        if len(self) != rows or (rows and not 0 <= reasons.min() <= reasons.max() < len(words)):
-            raise ValueError("rows are missing")
-        self._places = {serial: first + place for place, serial in enumerate(self._columns[0])}
+        if rows and not 0 <= reasons.min() <= reasons.max() < len(words):
+            raise ValueError("no such reason")
+        self._places = dict(zip(self._columns[0], range(first, first + rows), strict=True))
 
 
 def _own_itl(request: Request) -> int:
@@ -162,7 +159,3 @@ def _own_itl(request: Request) -> int:
 
 def _ns(value: float | None) -> int:
     return -1 if value is None else round(value)
-
-
-def _differences(column: array[int]) -> bytes:
-    return np.diff(np.frombuffer(column, np.int64), prepend=0).astype("<i8").tobytes()

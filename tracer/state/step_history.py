@@ -125,8 +125,11 @@ class StepHistory:
         self.index_of: dict[int, int] = {}
         """Index of a step number, for those still kept."""
         self._sums: list[Parts] = []
-        """Running sums of `divide`, for a prefix of `steps`: extended when read, cut back when a step is amended."""
+        """Running sums of `divide` for the steps from place `_summed` on: extended when read, to both sides, cut back
+        when a step is amended."""
+        self._summed: int | None = None
         self._sum_before: Parts = _NONE
+        """What they begin with."""
         self._before: tuple[int, int] | None = None
         """Token instant and end of the step before `base`."""
 
@@ -165,32 +168,52 @@ class StepHistory:
         return max(step.t + step.end, self.tokens[index - self.base])
 
     def sums(self, index: int) -> Parts:
-        """Running sums of the division up to the step at `index` (from `base` - 1 on). Differences are what counts."""
-        place = index - self.base
-        if place < 0:
-            return self._sum_before
-        sums = self._sums
-        if place - len(sums) >= _MANY:
-            self._sum_many(place)
-        elif place >= len(sums):
-            last = sums[-1] if sums else self._sum_before
-            for at in range(len(sums), place + 1):
-                before = (self.tokens[at - 1], self.end(self.base + at - 1)) if at else self._before
-                if before is not None:
-                    a = divide(self.steps[at], self.tokens[at], *before)
-                    last = (
-                        last[0] + a[0], last[1] + a[1], last[2] + a[2], last[3] + a[3],
-                        last[4] + a[4], last[5] + a[5], last[6] + a[6], last[7] + a[7],
-                    )  # fmt: skip
-                sums.append(last)
-        return sums[place]
+        """Running sums of the division up to the step at `index` (from `base` - 1 on). Differences count: what
+        was asked for first is 0, and of steps that nobody asks about nothing is read."""
+        place = max(index - self.base, -1)
+        sums, begin = self._sums, self._summed
+        if begin is None:
+            self._summed, self._sum_before = place + 1, _NONE
+            return _NONE
+        at = place - begin
+        if at < 0:
+            return self._sum_before if at == -1 else self._sum_back(place, begin)
+        if at >= len(sums):
+            self._sum_on(begin + len(sums), place)
+        return sums[at]
 
-    def _sum_many(self, place: int) -> None:
-        """Extend the running sums up to `place`, all steps at once."""
+    def _sum_on(self, first: int, place: int) -> None:
+        """Extend the running sums by the steps at the places `first` to `place`."""
         sums = self._sums
-        first = len(sums)
-        steps = self.steps[first : place + 1]
-        tokens = np.frombuffer(self.tokens, np.int64)[first : place + 1].copy()
+        last = sums[-1] if sums else self._sum_before
+        if place - first >= _MANY:
+            parts = self._divided(first, place)
+            parts[0] += np.array(last, np.int64)
+            sums.extend(map(tuple, np.cumsum(parts, axis=0).tolist()))
+            return
+        for at in range(first, place + 1):
+            before = (self.tokens[at - 1], self.end(self.base + at - 1)) if at else self._before
+            if before is not None:
+                a = divide(self.steps[at], self.tokens[at], *before)
+                last = (
+                    last[0] + a[0], last[1] + a[1], last[2] + a[2], last[3] + a[3],
+                    last[4] + a[4], last[5] + a[5], last[6] + a[6], last[7] + a[7],
+                )  # fmt: skip
+            sums.append(last)
+
+    def _sum_back(self, place: int, begin_place: int) -> Parts:
+        """Extend the running sums so that they begin behind `place`, no longer at `begin_place`; what they begin
+        with."""
+        parts = np.cumsum(self._divided(place + 1, begin_place - 1), axis=0)
+        begin = np.array(self._sum_before, np.int64) - parts[-1]
+        self._sums[:0] = map(tuple, (parts + begin).tolist())
+        self._summed, self._sum_before = place + 1, tuple(begin.tolist())
+        return self._sum_before
+
+    def _divided(self, first: int, last: int) -> Ints:
+        """`divide` for the steps at these places and between, all at once."""
+        steps = self.steps[first : last + 1]
+        tokens = np.frombuffer(self.tokens, np.int64)[first : last + 1].copy()
         ends = np.maximum(np.array([step.t + step.end for step in steps], np.int64), tokens)
         previous_tokens, previous_ends = np.empty_like(tokens), np.empty_like(ends)
         previous_tokens[1:], previous_ends[1:] = tokens[:-1], ends[:-1]
@@ -199,8 +222,7 @@ class StepHistory:
         parts = divide_many(steps, tokens, previous_tokens, previous_ends)
         if before is None:
             parts[0] = 0
-        parts[0] += np.array(sums[-1] if sums else self._sum_before, np.int64)
-        sums.extend(map(tuple, np.cumsum(parts, axis=0).tolist()))
+        return parts
 
     def amend(self, device: StepDevice) -> int | None:
         """Put device times into the step they belong to; returns its index, or None when it is not kept."""
@@ -217,7 +239,7 @@ class StepHistory:
                 setattr(new, name, -1)  # a launch time must not pass for a device time
         new.timing = Timing.ESTIMATED if device.estimated else Timing.DEVICE
         self.steps[index - self.base] = new
-        del self._sums[index - self.base :]
+        del self._sums[max(index - self.base - (self._summed or 0), 0) :]
         return index
 
     def trim(self, base: int) -> None:
@@ -225,10 +247,13 @@ class StepHistory:
         drop = base - self.base
         if drop <= 0:
             return
-        self._sum_before = self.sums(base - 1)
+        begin = drop if self._summed is None else self._summed
+        if begin < drop:
+            self._sum_before = self.sums(base - 1)
         self._before = (self.token(base - 1), self.end(base - 1))
-        for step in self.steps[:drop]:
-            if self.index_of.get(step.n, base) < base:
-                del self.index_of[step.n]
-        del self.steps[:drop], self.tokens[:drop], self.sizes[:drop], self.prefills[:drop], self._sums[:drop]
+        self.index_of = {n: index for n, index in self.index_of.items() if index >= base}
+        del self.steps[:drop], self.tokens[:drop], self.sizes[:drop], self.prefills[:drop]
+        if self._summed is not None:
+            del self._sums[: max(drop - begin, 0)]
+            self._summed = max(begin - drop, 0)
         self.base = base

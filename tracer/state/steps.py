@@ -112,9 +112,14 @@ class Batch:
         self.expected = step.n + 1
         self.count += 1
         self._recent.append(step)
-        if len(history) > self._keep + max(64, self._keep // 4):
+        if self.room < 0:
             self._trim(index + 1 - self._keep)
         return True
+
+    @property
+    def room(self) -> int:
+        """Steps that the history takes until it is trimmed."""
+        return self._keep + max(64, self._keep // 4) - len(self.history.steps)
 
     def device(self, event: StepDevice) -> bool:
         """Amend a step with its device times. Returns False when it is not kept."""

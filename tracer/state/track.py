@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.clock import NS_PER_S
+from tracer.state import chunks
 
 FIELDS: Final = (
     "begin", "steps", "step_sum", "step_max", "wait_max", "batch_max", "tokens", "used", "cached", "free", "waiting",
@@ -24,6 +25,9 @@ blocks used, cached and free (-1 unknown) and the longest queue."""
 GRAINS: Final = ((NS_PER_S // 2, 1_200), (8 * NS_PER_S, 4_096))
 """Length of a column (ns) and how many are kept."""
 _CHUNK: Final = 64
+"""Columns that are forgotten together."""
+_PIECE: Final = 8
+"""Columns that are told together in a keyframe: those of some seconds."""
 _MOST: Final = 1 << 40
 """No count of ours is larger, whatever a peer says."""
 
@@ -81,11 +85,9 @@ class Track:
         """All columns, in pieces that change one by one. `restore` takes them."""
         pieces = {"sizes": array("q", [*self._dropped, *(len(columns[0]) for columns in self._grains)]).tobytes()}
         for place, columns in enumerate(self._grains):
-            first, size = self._dropped[place], len(columns[0])
-            for number in range(first // _CHUNK, -(-(first + size) // _CHUNK)):
-                begin, end = number * _CHUNK - first, (number + 1) * _CHUNK - first
-                table = [np.diff(np.frombuffer(column[begin:end], np.int64), prepend=0) for column in columns]
-                pieces[f"{place}/{number}"] = np.array(table, "<i8").tobytes()
+            first = self._dropped[place]
+            cut = chunks.cut(columns, _PIECE)
+            pieces.update({f"{place}/{number}": piece for number, piece in enumerate(cut, first // _PIECE)})
         return pieces
 
     def restore(self, pieces: Mapping[str, bytes]) -> None:
@@ -98,12 +100,7 @@ class Track:
             first, size = sizes[place], sizes[len(GRAINS) + place]
             if first < 0 or first % _CHUNK or not 0 <= size < kept + _CHUNK:
                 raise ValueError("no such columns")
-            parts = []
-            for number in range(first // _CHUNK, -(-(first + size) // _CHUNK)):
-                table = np.frombuffer(pieces[f"{place}/{number}"], "<i8").reshape(len(FIELDS), -1)
-                parts.append(np.cumsum(table, axis=1))
-            whole = np.concatenate(parts, axis=1) if parts else np.zeros((len(FIELDS), 0), np.int64)
-            if whole.shape[1] != size:
-                raise ValueError("columns are missing")
+            told = [pieces[f"{place}/{number}"] for number in range(first // _PIECE, -(-(first + size) // _PIECE))]
+            whole = chunks.join(told, len(FIELDS), _PIECE, size)
             self._dropped[place] = first
             self._grains[place] = [array("q", row.astype(np.int64).tobytes()) for row in whole]

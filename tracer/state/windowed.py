@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tracer.state import chunks
 from tracer.state.histogram import BUCKETS, FLOOR_NS, GROWTH, SLOTS, bucket_indices, bucket_value_ns
 
 SERIES: Final = 2_048
@@ -140,18 +141,15 @@ def _merge(slots: Sequence[Slot]) -> Slot:
 
 
 def _packed(slot: Slot) -> bytes:
-    """Number of keys, their differences, their counts: little-endian."""
-    steps = np.diff(slot.keys, prepend=0).astype("<u4")
-    return len(slot.keys).to_bytes(4, "little") + steps.tobytes() + slot.counts.astype("<i8").tobytes()
+    """The differences of the keys and the counts, lowest bytes first (`chunks.planes`)."""
+    return chunks.planes(np.concatenate([np.diff(slot.keys, prepend=0), slot.counts]))
 
 
 def _unpacked(data: bytes) -> Slot:
-    number = int.from_bytes(data[:4], "little")
-    if len(data) != 4 + 12 * number:
-        raise ValueError("a slot of another length")
-    steps = np.frombuffer(data, "<u4", number, 4).astype(np.int64)
-    keys, counts = np.cumsum(steps), np.frombuffer(data, "<i8", number, 4 + 4 * number).astype(np.int64)
-    if number and (not (steps[1:] > 0).all() or keys[-1] >= SERIES * STRIDE or not (counts > 0).all()):
+    steps, counts = chunks.from_planes(data).reshape(2, -1)
+    number = len(steps)
+    keys = np.add.accumulate(steps)
+    if number and (steps[0] < 0 or not (steps[1:] > 0).all() or keys[-1] >= SERIES * STRIDE or not (counts > 0).all()):
         raise ValueError("a slot of no counts")
     if number and (keys % STRIDE >= BUCKETS).any():
         raise ValueError("no such bucket")
