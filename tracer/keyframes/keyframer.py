@@ -13,8 +13,6 @@ from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from tracer.events import Step, pack_u32
 from tracer.intake import Delivery
@@ -27,7 +25,6 @@ from tracer.keyframes.records import (
     RateRecord,
     SourceRecord,
     TallyRecord,
-    TimerRecord,
     columns_of,
     early_record,
     instants_of,
@@ -56,18 +53,15 @@ from tracer.keyframes.rows import (
     told,
 )
 from tracer.keyframes.steps import ToldSteps
-from tracer.state.histogram import WindowedTimer
 from tracer.state.rates import RateLog
 from tracer.state.requests import Request
 from tracer.state.source import Source
 from tracer.state.steps import Batch
-from tracer.state.timers import TIMERS
 from tracer.state.trace_state import TraceState
 
 CHAIN: Final = 60
 """Keyframes that build upon one another. More make smaller files and longer seeks."""
 
-Ints = npt.NDArray[np.int64]
 
 
 class Keyframer:
@@ -84,7 +78,6 @@ class Keyframer:
         self._runs: dict[int, int] = {}
         """Index of the first step that a request's settled tokens refer to."""
         self._tables: dict[str, dict[int, list[int]]] = {}
-        self._timers: dict[str, Ints] = {}
         self._rates: list[int | None] = [None] * 3
         self._books: dict[str, bytes] = {}
 
@@ -132,7 +125,7 @@ class Keyframer:
         self._since_base = 0 if base else self._since_base + 1
         if base:
             self._over, self._told, self._marks = [], {}, {}
-            self._tables, self._timers, self._rates, self._books = {}, {}, [None] * 3, {}
+            self._tables, self._rates, self._books = {}, [None] * 3, {}
         state, table = self.state, self.state.requests
         firsts = {name: self._steps.setdefault(name, ToldSteps()).next for name in state.sources}
         for name, source in state.sources.items():
@@ -196,7 +189,6 @@ class Keyframer:
                 self._rate(place, log)
                 for place, log in enumerate((state.received, state.scheduled, state.produced))
             ],
-            timers=[self._timer(name, state.timers._timers[name]) for name in TIMERS],
             books=packed(self._pieces()),
         )  # fmt: skip
         return msgspec.msgpack.encode(keyframe), base
@@ -359,11 +351,3 @@ class Keyframer:
         """The pieces of the books that have changed."""
         before, self._books = self._books, self.state.books.chunks()
         return {name: piece for name, piece in self._books.items() if before.get(name) != piece}
-
-    def _timer(self, name: str, timer: WindowedTimer) -> TimerRecord:
-        flat = np.concatenate([counts.ravel() for counts in timer.all_counts()])
-        before = self._timers.get(name)
-        places = np.flatnonzero(flat if before is None else flat != before)
-        self._timers[name] = flat
-        steps = np.diff(places, prepend=0).astype("<u4")
-        return TimerRecord(list(timer._heads), steps.tobytes(), flat[places].astype("<i8").tobytes())

@@ -155,15 +155,6 @@ class RateRecord(msgspec.Struct, array_like=True):
     dropped: list[int]
 
 
-class TimerRecord(msgspec.Struct, array_like=True):
-    """`WindowedTimer`, all its counts in one row: packed u32 `places` that changed (differences), and packed i64
-    `counts` there."""
-
-    heads: list[int]
-    places: bytes
-    counts: bytes
-
-
 class TallyRecord(msgspec.Struct, array_like=True):
     """`Tally`: the words that it tells apart, requests that wait to be counted (packed u32), and `Tally.entries`."""
 
@@ -237,7 +228,6 @@ class Keyframe(msgspec.Struct, array_like=True):
     steps: Told
     weights: bytes
     rates: list[RateRecord]
-    timers: list[TimerRecord]
     books: Packed
 
 
@@ -310,7 +300,7 @@ def state_version() -> str:
     digest = hashlib.blake2b(digest_size=12)
     digest.update(f"{LAYOUT} {tracer.__version__}".encode())
     records = (Keyframe, Present, Told, SourceRecord, BatchRecord, HistoryRecord, BlocksRecord, TablesRecord,
-               RateRecord, TimerRecord, TallyRecord, early_record(), late_record(), steps_record())  # fmt: skip
+               RateRecord, TallyRecord, early_record(), late_record(), steps_record())  # fmt: skip
     for record in records:
         for field in msgspec.structs.fields(record):
             digest.update(f"{field.name}:{field.type}".encode())

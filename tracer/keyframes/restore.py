@@ -39,7 +39,6 @@ from tracer.state.requests import Request
 from tracer.state.source import Source
 from tracer.state.step_history import StepHistory
 from tracer.state.tally import Tally
-from tracer.state.timers import TIMERS
 from tracer.state.trace_state import TraceState
 
 LONGEST_CHAIN: Final = 1_000
@@ -316,21 +315,6 @@ class _Restoration:
         state = self._state
         for place, log in enumerate((state.received, state.scheduled, state.produced)):
             self._rate(place, log)
-        for place, name in enumerate(TIMERS):
-            timer = state.timers._timers[name]
-            parts = timer.all_counts()
-            flat = np.concatenate([counts.ravel() for counts in parts])
-            for keyframe in self._chain:
-                record = keyframe.timers[place]
-                flat[np.cumsum(np.frombuffer(record.places, "<u4"))] = np.frombuffer(record.counts, "<i8")
-            check(int(flat.min()) >= 0, "negative counts")
-            begin = 0
-            for counts in parts:
-                counts[...] = flat[begin : begin + counts.size].reshape(counts.shape)
-                begin += counts.size
-            heads = self._chain[-1].timers[place].heads
-            check(len(heads) == len(timer._heads), "no such windows")
-            timer._heads = list(heads)
         self._tally(state.tally, self._present.tally)
         self._books()
 
