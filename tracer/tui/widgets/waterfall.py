@@ -26,8 +26,9 @@ from tracer.tui.panel import Panel
 from tracer.tui.theme import Look
 from tracer.tui.widgets.legend import legend
 
-INTERLACED_FROM = 16
-"""With more live requests in sight each row moves in every other frame: nobody sees it, and it halves the cost."""
+INTERLACED_FROM = (16, 40)
+"""With more live requests in sight than the first, each row moves in every other frame; with more than the second, in
+every third: nobody sees it, and the cost of a frame does not rise with them."""
 SORT_OF_COLUMN = {"id": "received", "prompt": "prompt", "out": "output", "phase": "phase", "ms": "e2e"}
 
 
@@ -92,13 +93,13 @@ class Waterfall(Panel):
         self.snapshot: Snapshot | None = None
         self.waiting_text: tuple[str, ...] = ()
         """What is said while there is no request to show."""
-        self.interlaced = False
-        """Whether so many live requests are in sight that each moves in every other frame only."""
+        self.turns = 1
+        """In one of how many frames each row moves: more, the more live requests are in sight."""
         self.expect: Callable[[RequestView], float | None] = lambda view: None
         """ms after which a request should have got so far; None where nothing tells."""
         self.ticks = False
         """Whether bars carry a tick at what was expected of them."""
-        self._parity: int | None = None
+        self._turn: int | None = None
         self._cache: dict[tuple[str, int], tuple[RequestView, tuple[object, ...], list[Segment]]] = {}
 
     # --- data
@@ -118,12 +119,13 @@ class Waterfall(Panel):
         """How many requests fit."""
         return max(1, self.size.height - self.header_rows - self.legend_rows)
 
-    def show(self, snapshot: Snapshot, waiting_text: tuple[str, ...] = (), parity: int | None = None) -> None:
-        """Draw a snapshot whose requests are those that the listing asked for. With `parity`, of many live requests
-        only every other one moves in this frame."""
+    def show(self, snapshot: Snapshot, waiting_text: tuple[str, ...] = (), frame: int | None = None) -> None:
+        """Draw a snapshot whose requests are those that the listing asked for. With the number of the `frame`, of many
+        live requests only those move whose turn it is."""
         self.snapshot = snapshot
-        self.interlaced = sum(view.closed is None for view in self.listing.rows) > INTERLACED_FROM
-        self._parity = parity if self.interlaced else None
+        live = sum(view.closed is None for view in self.listing.rows)
+        self.turns = 1 + sum(live > enough for enough in INTERLACED_FROM)
+        self._turn = None if frame is None or self.turns == 1 else frame % self.turns
         self.waiting_text = waiting_text
         rows = self.listing.rows
         if rows and self.size:
@@ -201,7 +203,7 @@ class Waterfall(Panel):
         """Whether what was drawn of a request will do for another frame."""
         if view.closed is not None:
             return drawn is view
-        return self._parity is not None and view.key[1] & 1 != self._parity and drawn.phase is view.phase
+        return self._turn is not None and view.key[1] % self.turns != self._turn and drawn.phase is view.phase
 
     def _grid(self, cells: int, ticks: list[Tick]) -> str:
         text = [" "] * cells
