@@ -185,7 +185,7 @@ def _plain_runs(old: Row, new: Row) -> list[tuple[int, int]]:
             if rest:
                 runs.append((at, at + rest))
             return runs
-        if old_style is not new_style and old_style != new_style:
+        if old_style is not new_style:  # a look shares its styles: what is not the same one is another
             runs.append((at, at + size))
         elif old_left[:size] != new_left[:size]:
             begin, end = 0, size

@@ -32,7 +32,7 @@ from tracer.tui.widgets.waterfall import Waterfall
 
 PANELS_FROM = 116
 """Columns from which the panels stand beside the list unasked."""
-NUMBERS_EVERY, PANELS_EVERY, MAP_EVERY = 3, 4, 5
+NUMBERS_EVERY, PANELS_EVERY, MAP_EVERY = 3, 5, 5
 """Frames between updates: figures that change ten times a second cannot be read, and cost bytes."""
 DEVICE_FROM = 30
 """Rows from which there is one for the device."""
