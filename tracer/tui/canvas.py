@@ -258,11 +258,6 @@ class Canvas(Widget):
         self._painted: Size | None = None
         self._stale = True
 
-    @property
-    def size(self) -> Size:
-        """Its cells: all of it, without asking for a border and padding that it does not have."""
-        return self.outer_size
-
     def paint(self, width: int, height: int) -> list[Row]:
         """The rows for this size, each exactly `width` cells. Missing rows are blank. Must not change anything."""
         raise NotImplementedError

@@ -112,7 +112,8 @@ class Waterfall(Panel):
     @property
     def legend_rows(self) -> int:
         """The legend of stages takes a row where there is room."""
-        return 1 if self.size.height >= 18 and self.size.width >= 60 else 0
+        width, height = self.size
+        return 1 if height >= 18 and width >= 60 else 0
 
     @property
     def visible_rows(self) -> int:
@@ -175,7 +176,8 @@ class Waterfall(Panel):
         rows: list[Row] = []
         if self.header_rows > 1:
             rows.append(self._column_names(width, columns, ticks))
-        room = height - len(rows) - self.legend_rows
+        legend_rows = self.legend_rows
+        room = height - len(rows) - legend_rows
         if not self.listing.rows:
             rows.extend(self._nothing_yet(width, room))
         elif snapshot is not None:
@@ -192,10 +194,10 @@ class Waterfall(Panel):
                     cache[view.key] = (view, stamp, self._row(view, snapshot.now, width, columns, bars, chosen))
                 rows.append(cache[view.key][2])
             self._cache = cache
-        while len(rows) < height - self.legend_rows:
+        while len(rows) < height - legend_rows:
             line = Line(width).fill_to(bar_at, look.text)
             rows.append(line.put(grid, look.grid).end(look.text) if self.listing.rows else blank(width, look.text))
-        if self.legend_rows:
+        if legend_rows:
             rows.append(legend(look, width, expected=self.ticks))
         return rows
 
