@@ -1,11 +1,10 @@
-"""What counting costs: ns a sample in the six timers and in the counts by group, and ms for the whole Numbers view.
+"""What counting costs: ns a sample in the counts by group, and ms for the whole Numbers view.
 
     python -m tests.bench.percentiles
 """
 
 from __future__ import annotations
 
-import math
 import time
 import timeit
 from collections.abc import Callable
@@ -14,9 +13,9 @@ import numpy as np
 
 from tests.tui.timeline import Timeline
 from tracer.clock import NS_PER_MS
-from tracer.state.histogram import WindowedTimer, bucket_counts, bucket_indices
+from tracer.state.books import Books
+from tracer.state.histogram import bucket_counts, bucket_indices
 from tracer.state.numbers import Ask
-from tracer.state.windowed import WindowedCounts
 
 SAMPLES = 100_000
 
@@ -34,32 +33,23 @@ def main() -> None:
           f"{best(lambda: bucket_counts(bucket_indices(values), ones)) / SAMPLES * 1e9:6.0f} ns a sample")  # fmt: skip
     listed = values.tolist()
 
-    def timer(weight: int) -> float:
-        def fill() -> None:
-            one = WindowedTimer()
-            for place, value in enumerate(listed):
-                one.add(place * NS_PER_MS, value, weight)
-            one.flush()
-
-        return best(fill) / SAMPLES / weight * 1e9
-
     def counts(weight: int) -> float:
         def fill() -> None:
-            many = WindowedCounts()
+            many = Books().counts
             for place, value in enumerate(listed):
                 many.add(place * NS_PER_MS, place % 700, value, weight)
             many.flush()
 
         return best(fill) / SAMPLES / weight * 1e9
 
-    for name, cost in (("timer, four windows", timer), ("counts by group, four windows", counts)):
-        print(f"{name}: {cost(1):.0f} ns a call; a step of 80 members is one: {cost(80):.1f} ns a sample")
-    one = WindowedTimer()
+    print(f"four windows, by group and in all: {counts(1):.0f} ns a call; a step of 80 members is one: "
+          f"{counts(80):.1f} ns a sample")  # fmt: skip
+    many = Books().counts
     for place, value in enumerate(listed):
-        one.add(place * NS_PER_MS, value)
-    one.flush()
+        many.add(place * NS_PER_MS, place % 700, value)
     now = SAMPLES * NS_PER_MS
-    print(f"p50, p95 and p99 of a window: {best(lambda: one.quantiles(now, math.inf), 200) * 1e6:.0f} µs")
+    print(f"p50, p95 and p99 of six latencies over a minute: "
+          f"{best(lambda: many.sums().quantiles(now, 60), 200) * 1e6:.0f} µs")  # fmt: skip
     state = Timeline(400, rate=9).state()
     begin = time.process_time()
     for _ in range(20):

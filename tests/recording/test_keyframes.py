@@ -370,12 +370,14 @@ KNOWN = {
     },
     BlockMap: {"_bytes", "_holders", "_held", "_slots", "_free_slots", "_cached", "_since"},
     RateLog: {"_times", "_sums", "_dropped", "_gone"},
-    Timers: {"_timers", "_tally", "_books"},
+    Timers: {"_tally", "_books"},
     Books: {"groups", "counts", "ledger", "paces", "tracks"},
     Groups: {"known", "_numbers"},
-    WindowedCounts: {"total", "_rings", "_heads", "_times", "_series", "_values", "_weights"},
+    WindowedCounts: {
+        "total", "_rings", "_heads", "_times", "_series", "_values", "_weights", "_rows", "_sums", "_summed",
+    },
     Ledger: {"reasons", "dropped", "_columns", "_places"},
-    Pace: {"_timer", "_counts", "_groups", "_runs", "_members", "_places", "_crossings"},
+    Pace: {"_itl", "_counts", "_groups", "_runs", "_members", "_places", "_crossings"},
     Track: {"_grains", "_dropped"},
     Tally: {"ended", "distributions", "pending", "routes", "reasons", "sources"},
 }  # fmt: skip

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tracer.clock import NS_PER_MS, NS_PER_S
@@ -16,13 +16,19 @@ from tracer.state.histogram import (
     BUCKETS,
     CEILING_NS,
     FLOOR_NS,
-    WindowedTimer,
     bucket_counts,
     bucket_indices,
     bucket_value_ns,
     nearest_window,
     quantiles_ns,
 )
+from tracer.state.view import Quantiles
+from tracer.state.windowed import WindowedCounts
+
+
+def told(counts: WindowedCounts, now: int, window_s: float) -> Quantiles:
+    """The first of the sums."""
+    return counts.sums().quantiles(now, window_s)[0]
 
 
 @given(st.floats(FLOOR_NS, CEILING_NS))
@@ -47,8 +53,8 @@ def test_quantiles_are_the_nearest_rank_within_one_percent(values: list[float], 
 
 
 def test_no_samples_give_no_quantiles() -> None:
-    told = WindowedTimer().quantiles(5 * NS_PER_S, 60)
-    assert (told.count, told.p50, told.p95, told.p99) == (0, None, None, None)
+    none = told(WindowedCounts([0]), 5 * NS_PER_S, 60)
+    assert (none.count, none.p50, none.p95, none.p99) == (0, None, None, None)
 
 
 def test_counts_of_two_histograms_add_up() -> None:
@@ -60,47 +66,57 @@ def test_counts_of_two_histograms_add_up() -> None:
 
 
 def test_each_window_holds_its_own_stretch() -> None:
-    timer = WindowedTimer()
+    timer = WindowedCounts([0])
     for second in range(1, 1_001):
-        timer.add(second * NS_PER_S, second * NS_PER_MS)
+        timer.add(second * NS_PER_S, 0, second * NS_PER_MS)
     now = 1_000 * NS_PER_S
-    counts = {window: timer.quantiles(now, window).count for window in (10, 60, 600, math.inf)}
+    counts = {window: told(timer, now, window).count for window in (10, 60, 600, math.inf)}
     assert counts[10] == 10
     assert 55 <= counts[60] <= 60 and 570 <= counts[600] <= 600
     assert counts[math.inf] == 1_000
-    assert timer.quantiles(now, 10).p50 == pytest.approx(995, rel=0.01)
-    assert timer.quantiles(now, math.inf).p50 == pytest.approx(500, rel=0.01)
+    assert told(timer, now, 10).p50 == pytest.approx(995, rel=0.01)
+    assert told(timer, now, math.inf).p50 == pytest.approx(500, rel=0.01)
 
 
 def test_a_window_empties_as_time_goes_on_without_samples() -> None:
-    timer = WindowedTimer()
-    timer.add(100 * NS_PER_S, NS_PER_MS, 7)
-    assert timer.quantiles(100 * NS_PER_S, 10).count == 7
-    assert timer.quantiles(109 * NS_PER_S, 10).count == 7
-    assert timer.quantiles(111 * NS_PER_S, 10).count == 0
-    assert timer.quantiles(111 * NS_PER_S, 60).count == 7
-    assert timer.quantiles(10**6 * NS_PER_S, math.inf).count == 7
+    timer = WindowedCounts([0])
+    timer.add(100 * NS_PER_S, 0, NS_PER_MS, 7)
+    assert told(timer, 100 * NS_PER_S, 10).count == 7
+    assert told(timer, 109 * NS_PER_S, 10).count == 7
+    assert told(timer, 111 * NS_PER_S, 10).count == 0
+    assert told(timer, 111 * NS_PER_S, 60).count == 7
+    assert told(timer, 10**6 * NS_PER_S, math.inf).count == 7
 
 
 def test_a_late_sample_counts_in_the_windows_that_still_hold_its_time() -> None:
-    timer = WindowedTimer()
-    timer.add(100 * NS_PER_S, NS_PER_MS)
+    timer = WindowedCounts([0])
+    timer.add(100 * NS_PER_S, 0, NS_PER_MS)
     timer.flush()
-    timer.add(80 * NS_PER_S, NS_PER_MS)
-    assert timer.quantiles(100 * NS_PER_S, 10).count == 1
-    assert timer.quantiles(100 * NS_PER_S, 60).count == 2
+    timer.add(80 * NS_PER_S, 0, NS_PER_MS)
+    assert told(timer, 100 * NS_PER_S, 10).count == 1
+    assert told(timer, 100 * NS_PER_S, 60).count == 2
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(1, 5)), max_size=60), st.data())
 def test_what_is_read_in_between_changes_nothing(samples: list[tuple[int, int]], data: st.DataObject) -> None:
-    quiet, read = WindowedTimer(), WindowedTimer()
-    for second, weight in samples:
-        quiet.add(second * NS_PER_S, NS_PER_MS, weight)
-        read.add(second * NS_PER_S, NS_PER_MS, weight)
+    quiet, read = WindowedCounts([0, -1, 1]), WindowedCounts([0, -1, 1])
+    for place, (second, weight) in enumerate(samples):
+        quiet.add(second * NS_PER_S, place % 3, NS_PER_MS, weight)
+        read.add(second * NS_PER_S, place % 3, NS_PER_MS, weight)
         if data.draw(st.booleans()):
-            read.quantiles(second * NS_PER_S, 10)
-    for mine, other in zip(quiet.all_counts(), read.all_counts(), strict=True):
-        assert (mine == other).all()
+            read.sums()
+        if data.draw(st.booleans()):
+            read.flush()
+    pieces = quiet.chunks()
+    assert pieces == read.chunks()
+    again = WindowedCounts([0, -1, 1])
+    again.restore(pieces)
+    for counts in (read, again):
+        assert counts.sums().heads == quiet.sums().heads
+        for mine, other in zip([quiet.sums().total, *quiet.sums().rings], [counts.sums().total, *counts.sums().rings],
+                               strict=True):  # fmt: skip
+            assert (mine == other).all()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Final
 from tracer import __version__
 from tracer.clock import NS_PER_MS, NS_PER_S
 from tracer.export.jsondoc import kv_usage, main_engine
-from tracer.state.tally import BOUNDS, Key, Tally
+from tracer.state.tally import BOUNDS, ITL, Key, Tally
 from tracer.state.trace_state import TraceState
 from tracer.state.view import EngineView, Snapshot
 from tracer.text import clean
@@ -122,9 +122,8 @@ def _requests(state: TraceState, tally: Tally, snapshot: Snapshot) -> Iterable[F
     _fill(usage, found, "input", 1)
     yield usage
     itl = Family("tracer.inter_token.latency", HISTOGRAM, "s", "Gap before each token but the first of a request.")
-    total, counts = state.timers.lifetime("itl")
-    bounds = tuple(bound / NS_PER_S for bound in BOUNDS["itl"])
-    itl.add(Buckets(bounds, tuple(counts), total / NS_PER_S))
+    gaps = tally.distribution(ITL)
+    _fill(itl, {(): [gaps.total, *gaps.counts]}, "itl", NS_PER_S)
     yield itl
 
 

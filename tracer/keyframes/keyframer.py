@@ -13,8 +13,6 @@ from operator import attrgetter, ne
 from typing import Any, Final
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from tracer import event_columns
 from tracer.events import Event, Step, pack_u32
@@ -29,7 +27,6 @@ from tracer.keyframes.records import (
     Present,
     SourceRecord,
     TallyRecord,
-    TimersRecord,
     columns_of,
     early_record,
     found_record,
@@ -60,14 +57,11 @@ from tracer.keyframes.rows import (
     told,
 )
 from tracer.keyframes.steps import ToldSteps
-from tracer.state.chunks import planes
 from tracer.state.decode import DECODE_PARTS
-from tracer.state.histogram import WindowedTimer
 from tracer.state.rates import CHUNK
 from tracer.state.requests import Request
 from tracer.state.source import Source
 from tracer.state.steps import Batch
-from tracer.state.timers import TIMERS
 from tracer.state.trace_state import TraceState
 
 CHAIN: Final = 100
@@ -79,7 +73,6 @@ keyframes to be read."""
 
 NO_PARTS: Final = (None,) * len(DECODE_PARTS)
 
-Ints = npt.NDArray[np.int64]
 
 
 class Keyframer:
@@ -100,8 +93,6 @@ class Keyframer:
         self._prefills: dict[int, tuple[Step, At]] = {}
         """Where the steps are that ran more than one token of a request, by identity."""
         self._tables: dict[str, dict[int, list[int]]] = {}
-        self._counts: Ints | None = None
-        """Of all timers, as they were told last."""
         self._pieces: dict[str, bytes] = {}
         self._rates = [0] * 3
         """Entries of each rate that no longer change, and were told."""
@@ -169,7 +160,7 @@ class Keyframer:
         base = not 0 <= self._since_base < self._chain - 1
         self._since_base = 0 if base else self._since_base + 1
         if base:
-            self._over, self._tables, self._counts = [], {}, None
+            self._over, self._tables = [], {}
         state, table = self.state, self.state.requests
         firsts = {name: self._steps.setdefault(name, ToldSteps()).next for name in state.sources}
         for name, source in state.sources.items():
@@ -229,7 +220,6 @@ class Keyframer:
             weights=rows_told(
                 (serial, texts, tokens) for serial, (_, texts, tokens) in table._weighty.items() if serial in changed
             ),
-            timers=self._timers_told([state.timers._timers[name] for name in TIMERS]),
             pieces=self._pieces_told(number, base),
             needs=pack_u32(self._needs(number)) if base else b"",
         )  # fmt: skip
@@ -426,13 +416,6 @@ class Keyframer:
             pieces.update({f"{place}/{name}": piece for name, piece in log.chunks(known).items()})
             self._rates[place] = max(0, log.end - 1) // CHUNK * CHUNK  # the newest entry may still grow
         return pieces
-
-    def _timers_told(self, timers: list[WindowedTimer]) -> TimersRecord:
-        flat = np.concatenate([counts.ravel() for timer in timers for counts in timer.all_counts()])
-        places = np.flatnonzero(flat if self._counts is None else flat != self._counts)
-        self._counts = flat
-        heads = [list(timer._heads) for timer in timers]
-        return TimersRecord(heads, planes(np.diff(places, prepend=0)), planes(flat[places]))
 
     def _scattered(self, places: Iterable[int]) -> frozenset[int]:
         """Those keyframes of which few rows or pieces are still needed: they are told again, so that not all keyframes

@@ -165,15 +165,6 @@ class SourceRecord(msgspec.Struct, array_like=True):
     batch: BatchRecord
 
 
-class TimersRecord(msgspec.Struct, array_like=True):
-    """Every `WindowedTimer`: the heads of each, and all counts of all in one row: `places` that changed
-    (differences), and packed i64 `counts` there."""
-
-    heads: list[list[int]]
-    places: bytes
-    counts: bytes
-
-
 class TallyRecord(msgspec.Struct, array_like=True):
     """`Tally`: the words that it tells apart, requests that wait to be counted (packed u32), and `Tally.entries`."""
 
@@ -279,7 +270,6 @@ class Keyframe(msgspec.Struct, array_like=True):
     late: Told
     steps: Told
     weights: bytes
-    timers: TimersRecord
     pieces: list[PiecesRecord]
     needs: bytes
 
@@ -430,8 +420,8 @@ def state_version() -> str:
     digest = hashlib.blake2b(digest_size=12)
     digest.update(f"{LAYOUT} {tracer.__version__}".encode())
     records = (Keyframe, Present, Told, SourceRecord, BatchRecord, HistoryRecord, BlocksRecord, TablesRecord,
-               TimersRecord, TallyRecord, PiecesRecord, PassesRecord, found_record(), early_record(),
-               late_record(), steps_record())  # fmt: skip
+               TallyRecord, PiecesRecord, PassesRecord, found_record(), early_record(), late_record(),
+               steps_record())  # fmt: skip
     for record in records:
         for field in msgspec.structs.fields(record):
             digest.update(f"{field.name}:{field.type}".encode())

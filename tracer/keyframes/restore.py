@@ -36,13 +36,11 @@ from tracer.keyframes.records import (
 from tracer.keyframes.requests import Columns, KeyframeError, Maker, Rows, check, summed
 from tracer.keyframes.rows import shown_bytes
 from tracer.keyframes.sleeping_steps import SleepingSteps, StepFinder, StepsLostError, StepsOf
-from tracer.state.chunks import from_planes
 from tracer.state.kv import BLOCKS_SHOWN, SLOTS, BlockMap
 from tracer.state.requests import Request
 from tracer.state.source import Source
 from tracer.state.step_history import StepHistory
 from tracer.state.tally import Tally
-from tracer.state.timers import TIMERS
 from tracer.state.trace_state import TraceState
 
 LONGEST_CHAIN: Final = 1_000
@@ -323,20 +321,6 @@ class _Restoration:
 
     def _figures(self) -> None:
         state = self._state
-        timers = [state.timers._timers[name] for name in TIMERS]
-        parts = [counts for timer in timers for counts in timer.all_counts()]
-        flat = np.concatenate([counts.ravel() for counts in parts])
-        for keyframe in self._chain:
-            record = keyframe.timers
-            flat[summed(record.places)] = from_planes(record.counts)
-        check(int(flat.min()) >= 0, "negative counts")
-        begin = 0
-        for counts in parts:
-            counts[...] = flat[begin : begin + counts.size].reshape(counts.shape)
-            begin += counts.size
-        for timer, heads in zip(timers, self._chain[-1].timers.heads, strict=True):
-            check(len(heads) == len(timer._heads), "no such windows")
-            timer._heads = list(heads)
         self._tally(state.tally, self._present.tally)
         self._pieces()
 

@@ -69,11 +69,11 @@ def waits(request: Request) -> bool:
     """Whether it has been handed to an engine that does not run it."""
     if request.finished is not None or request.over is not None:
         return False
-    if request.preempted:
+    if request.preemptions and request.preempted:
         return True
-    if (request.queued is None and request.admission_begin is None) or request.ran:
+    if request.first_token is not None or (request.queued is None and request.admission_begin is None):
         return False
-    return request.first_token is None and not request.output_tokens
+    return not request.ran and not request.output_tokens
 
 
 def since(request: Request) -> int:

@@ -1,4 +1,4 @@
-"""The books that the Numbers view is read from: everything that is counted beside the six timers of the whole trace.
+"""The books that the latencies over windows and the Numbers view are read from.
 
 `TraceState` writes them as events come in; `numbers` reads them. They hold counts, not requests: nothing in them grows
 without bound, and a request that was dropped long ago is still in them.
@@ -11,10 +11,10 @@ from typing import Final
 
 from tracer.events import Step
 from tracer.state.groups import GROUPS, Groups
-from tracer.state.histogram import WindowedTimer
 from tracer.state.ledger import Ledger
-from tracer.state.pace import COLUMNS, WIDTH, Pace
+from tracer.state.pace import COLUMNS, TIMERS, WIDTH, Pace
 from tracer.state.requests import Request
+from tracer.state.tally import Distribution
 from tracer.state.track import Track
 from tracer.state.windowed import WindowedCounts
 
@@ -31,19 +31,19 @@ class Books:
 
     def __init__(self) -> None:
         self.groups = Groups()
-        self.counts = WindowedCounts()
-        """By group: `pace.COLUMNS`; steps; gaps by batch size and by position."""
+        self.counts = WindowedCounts([*range(len(TIMERS)), *[-1] * (WIDTH - len(TIMERS))] * (GROUPS + 1))
+        """By group: `pace.COLUMNS`; steps; gaps by batch size and by position. Its sums: `pace.TIMERS` of all."""
         self.ledger = Ledger()
         self.paces: dict[str, Pace] = {}
         self.tracks: dict[str, Track] = {}
 
     # --- what is written
 
-    def pace(self, source: str, timer: WindowedTimer) -> Pace:
-        """The pace of a source's batch."""
+    def pace(self, source: str, itl: Distribution) -> Pace:
+        """The pace of a source's batch. `itl`: where its gaps are added up exactly."""
         pace = self.paces.get(source)
         if pace is None:
-            pace = self.paces[source] = Pace(timer, self.counts, self.groups)
+            pace = self.paces[source] = Pace(self.counts, self.groups, itl)
         return pace
 
     def sample(self, request: Request, name: str, t: int, ns: float) -> None:

@@ -43,8 +43,6 @@ def of(state: TraceState) -> str:
         for step in history.steps:
             digest.update(msgspec.msgpack.encode(step))
     add(sorted(state.books.chunks().items()))
-    for counts in state.timers.all_counts():
-        digest.update(counts.tobytes())
     add(*state.tally.entries())
     for log in (state.received, state.scheduled, state.produced):
         add(log.entries())

@@ -2,14 +2,13 @@
 
 Bucket *i* holds values from `FLOOR_NS`·γ^(i−1) to `FLOOR_NS`·γ^i with γ = 1.02 and stands for the geometric middle, so
 that a reported value is at most √1.02 − 1 = 0.995 % off. A window of samples would need sorting and is off by far
-more once it is too small for the rate. `WindowedTimer` keeps the last 10 s, 1 min and 10 min in rotating slots (what
-is older than the window is dropped a slot at a time, a tenth of the window or less) and everything since the start.
+more once it is too small for the rate. `WindowSums` keeps the last 10 s, 1 min and 10 min in rotating slots (what is
+older than the window is dropped a slot at a time, a tenth of the window or less) and everything since the start.
 """
 
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Sequence
 from typing import Final
 
@@ -28,15 +27,9 @@ _LOG_GROWTH: Final = math.log(GROWTH)
 BUCKETS: Final = math.ceil(math.log(CEILING_NS / FLOOR_NS) / _LOG_GROWTH) + 2
 
 WINDOWS_S: Final = (10.0, 60.0, 600.0, math.inf)
-"""The windows that can be asked for; `WindowedTimer.quantiles` takes the nearest."""
+"""The windows that can be asked for; `WindowSums.over` takes the nearest."""
 SLOTS: Final = ((10, NS_PER_S), (12, 5 * NS_PER_S), (20, 30 * NS_PER_S))
 """Number and length in ns of the slots of each bounded window."""
-
-_MOST: Final = 1 << 62
-"""ns that a sum may reach: what a hostile source adds up to is cut there."""
-
-_PENDING: Final = 2_048
-"""Samples collected before they are sorted into buckets in one numpy pass."""
 
 Counts = npt.NDArray[np.int64]
 
@@ -72,103 +65,52 @@ def quantiles_ns(counts: Counts, shares: Sequence[float]) -> list[float | None]:
     return [bucket_value_ns(int(bucket)) for bucket in np.searchsorted(cumulative, ranks)]
 
 
-class WindowedTimer:
-    """One latency over the last 10 s, 1 min, 10 min and since the start. Samples carry the trace time at which they
-    were taken; one that is older than a window when it arrives is not counted in that window.
+class WindowSums:
+    """Bucket counts of some latencies, a row each, over the last 10 s, 1 min, 10 min and since the start.
 
-    `bounds` (ns, ascending, inclusive) divide the exact `lifetime` of all samples, beside the quantiles."""
+    A sample that is older than a window when it arrives is not counted in that window."""
 
-    def __init__(self, bounds: Sequence[int] = ()) -> None:
-        self.total: Counts = np.zeros(BUCKETS, np.int64)
-        self.bounds = tuple(bounds)
-        self._lifetime: Counts = np.zeros(len(self.bounds) + 2, np.int64)
-        """Sum of all samples in ns, then their counts up to each of the bounds and above the last."""
-        self._rings: list[Counts] = [np.zeros((number, BUCKETS), np.int64) for number, _ in SLOTS]
-        self._heads = [-1] * len(SLOTS)
-        """Number (time over length) of the newest slot of each ring, -1 before the first sample."""
-        self._times = array("q")
-        self._values = array("d")
-        self._weights = array("q")
+    def __init__(self, rows: int) -> None:
+        self.total: Counts = np.zeros((rows, BUCKETS), np.int64)
+        self.rings: list[Counts] = [np.zeros((number, rows, BUCKETS), np.int64) for number, _ in SLOTS]
+        """Slot `n` of a window (time over length) lies at `n` modulo their number."""
+        self.heads = [-1] * len(SLOTS)
+        """Number of the newest slot of each ring, -1 before the first sample."""
 
-    def add(self, t: int, value_ns: float, weight: int = 1) -> None:
-        """Count `weight` samples of `value_ns` at trace time `t` (ns)."""
-        self._times.append(t)
-        self._values.append(value_ns)
-        self._weights.append(weight)
-        if len(self._times) >= _PENDING:
-            self.flush()
-
-    def flush(self) -> None:
-        """Sort what is pending into the buckets. What is read is the same whenever this is called."""
-        if not self._times:
-            return
-        times = np.frombuffer(self._times, np.int64)
-        values = np.frombuffer(self._values, np.float64)
-        weights = np.frombuffer(self._weights, np.int64)
-        self._times, self._values, self._weights = array("q"), array("d"), array("q")
-        indices = bucket_indices(values)
-        self.total += bucket_counts(indices, weights)
-        places = np.searchsorted(self.bounds, values) + 1
-        self._lifetime[1:] += np.bincount(places, weights, len(self._lifetime))[1:].astype(np.int64)
-        summed = float(np.rint(np.clip(values, 0, CEILING_NS) * weights).sum())
-        self._lifetime[0] = min(int(self._lifetime[0]) + int(min(summed, _MOST)), _MOST)
+    def add(self, times: Counts, rows: Counts, buckets: Counts, weights: Counts) -> None:
+        """Count samples taken at trace `times` (ns). One whose row is below 0 only moves the windows on."""
+        timed = rows >= 0
+        places, weights = (rows * BUCKETS + buckets)[timed], weights[timed]
+        np.add.at(self.total.reshape(-1), places, weights)
         for window, (number, length) in enumerate(SLOTS):
-            slots = times // length
-            for slot in np.unique(slots):
-                row = self._slot(window, number, int(slot))
-                if row is not None:
-                    chosen = slots == slot
-                    row += bucket_counts(indices[chosen], weights[chosen])
+            slots, ring, head = times // length, self.rings[window], self.heads[window]
+            newest = max(head, int(slots.max()))
+            if newest > head:
+                ring[[slot % number for slot in range(max(head + 1, newest - number + 1), newest + 1)]] = 0
+                self.heads[window] = newest
+            slots = slots[timed]
+            kept = slots > newest - number
+            np.add.at(ring.reshape(-1), ((slots % number) * self.total.size + places)[kept], weights[kept])
 
-    def _slot(self, window: int, number: int, slot: int) -> Counts | None:
-        """Row of the ring for a slot number, cleared when the ring moves on; None for one that has gone."""
-        ring, head = self._rings[window], self._heads[window]
-        if slot > head:
-            if head < 0 or slot - head >= number:
-                ring[:] = 0
-            else:
-                for passed in range(head + 1, slot + 1):
-                    ring[passed % number] = 0
-            self._heads[window] = slot
-        elif head - slot >= number:
-            return None
-        row: Counts = ring[slot % number]
-        return row
-
-    def all_counts(self) -> list[Counts]:
-        """Every vector of counts that is kept: since the start, then the slots of each window, then the lifetime."""
-        self.flush()
-        return [self.total, *self._rings, self._lifetime]
-
-    def lifetime(self) -> tuple[int, list[int]]:
-        """Exact sum (ns) of all samples since the start, and their counts up to each of `bounds` and above the last."""
-        self.flush()
-        total, *counts = self._lifetime.tolist()
-        return total, counts
-
-    def counts(self, now: int, window_s: float) -> Counts:
-        """Bucket counts over the window nearest to `window_s` that ends at trace time `now`."""
-        self.flush()
+    def over(self, now: int, window_s: float) -> Counts:
+        """Bucket counts by row over the window nearest to `window_s` that ends at trace time `now`."""
         window = nearest_window(window_s)
         if window == len(SLOTS):
             return self.total
         number, length = SLOTS[window]
-        ring, head = self._rings[window], self._heads[window]
+        ring, head = self.rings[window], self.heads[window]
         oldest = now // length - number + 1
-        if head < 0 or oldest > head:
-            return np.zeros(BUCKETS, np.int64)
-        if oldest <= head - number + 1:
-            whole: Counts = ring.sum(axis=0)
-            return whole
-        rows = [slot % number for slot in range(max(oldest, head - number + 1), head + 1)]
-        merged: Counts = ring[rows].sum(axis=0)
+        merged: Counts = ring[[slot % number for slot in range(max(oldest, head - number + 1), head + 1)]].sum(axis=0)
         return merged
 
-    def quantiles(self, now: int, window_s: float) -> Quantiles:
-        """p50, p95 and p99 in ms over the window nearest to `window_s` (10, 60, 600, infinity) that ends at `now`."""
-        counts = self.counts(now, window_s)
-        p50, p95, p99 = (None if ns is None else ns / NS_PER_MS for ns in quantiles_ns(counts, (0.5, 0.95, 0.99)))
-        return Quantiles(int(counts.sum()), p50, p95, p99)
+    def quantiles(self, now: int, window_s: float) -> list[Quantiles]:
+        """p50, p95 and p99 in ms of each row over the window nearest to `window_s` (10, 60, 600, infinity) that ends
+        at `now`."""
+        found = []
+        for counts in self.over(now, window_s):
+            p50, p95, p99 = (None if ns is None else ns / NS_PER_MS for ns in quantiles_ns(counts, (0.5, 0.95, 0.99)))
+            found.append(Quantiles(int(counts.sum()), p50, p95, p99))
+        return found
 
 
 def nearest_window(window_s: float) -> int:

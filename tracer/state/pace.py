@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from tracer.state.groups import GROUPS, Groups
-from tracer.state.histogram import WindowedTimer
 from tracer.state.octaves import RANGES, high_of, range_of
 from tracer.state.requests import Request
+from tracer.state.tally import Distribution
 from tracer.state.windowed import COARSE, SERIES, WindowedCounts
 
 TIMERS: Final = ("queue", "prefill", "ttft", "itl", "tpot", "e2e")
@@ -49,10 +49,10 @@ class Run:
 
 
 class Pace:
-    """Counts the gaps of one batch into `timer` (all of them), and into `counts`."""
+    """Counts the gaps of one batch into `counts`, and into `itl`, which keeps their exact sum."""
 
-    def __init__(self, timer: WindowedTimer, counts: WindowedCounts, groups: Groups) -> None:
-        self._timer, self._counts, self._groups = timer, counts, groups
+    def __init__(self, counts: WindowedCounts, groups: Groups, itl: Distribution) -> None:
+        self._counts, self._groups, self._itl = counts, groups, itl
         self._runs: dict[int, Run] = {}
         """Open runs by request."""
         self._members: dict[int, int] = {}
@@ -127,7 +127,7 @@ class Pace:
             add(token, group * WIDTH + TOKENS_OUT, 0.0, number)
         if gap is None:
             return
-        self._timer.add(token, gap, len(self._runs))
+        self._itl.add(gap, len(self._runs))
         for group, number in self._members.items():
             add(token, group * WIDTH + ITL, gap, number)
         if not alone:
@@ -143,7 +143,7 @@ class Pace:
         series = self._groups.of(request) * WIDTH
         self._counts.add(token, series + TOKENS_OUT, 0.0, given)
         if gap is not None:
-            self._timer.add(token, gap, given)
+            self._itl.add(gap, given)
             self._counts.add(token, series + ITL, gap, given)
 
     # --- keyframes

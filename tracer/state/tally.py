@@ -54,8 +54,13 @@ BOUNDS: Final[dict[str, tuple[int, ...]]] = {
 }  # fmt: skip
 """By what is counted: latencies by name, ``stage``, and prompt and output tokens of requests that are over."""
 
+_MOST: Final = 1 << 62
+"""What a sum may reach: what a hostile source adds up to is cut there."""
+
 Key = tuple[str, str, str, str]
 """(engine's source, route, what, detail): the detail of ``stage`` is its id, that of ``e2e`` the error, else empty."""
+ITL: Final[Key] = ("", "", "itl", "")
+"""All gaps between tokens: they are of batches, not of requests."""
 
 
 class Distribution:
@@ -68,10 +73,10 @@ class Distribution:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0
 
-    def add(self, value: float) -> None:
-        """Count one value (ns or tokens)."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += round(value)
+    def add(self, value: float, weight: int = 1) -> None:
+        """Count a value (ns or tokens) `weight` times."""
+        self.counts[bisect_left(self.bounds, value)] += weight
+        self.total = min(self.total + round(value * weight), _MOST)
 
     @property
     def count(self) -> int:

@@ -12,10 +12,9 @@ from typing import Final, NamedTuple
 
 from tracer.state import latency
 from tracer.state.books import Books
-from tracer.state.histogram import Counts, WindowedTimer
 from tracer.state.pace import TIMERS as TIMERS
 from tracer.state.requests import Request
-from tracer.state.tally import BOUNDS, Tally
+from tracer.state.tally import Tally
 from tracer.state.view import Quantiles
 
 
@@ -41,17 +40,10 @@ _ALL: Final = sum(figure.bit for figure in _FIGURES)
 
 
 class Timers:
-    """A `WindowedTimer` for each latency. `books` and `tally` are told of each one too."""
+    """Counts each latency of a request once, in `books` and in `tally`."""
 
-    def __init__(self, books: Books, tally: Tally | None = None) -> None:
-        self._books = books
-        self._timers = {name: WindowedTimer(BOUNDS[name]) for name in TIMERS}
-        self._tally = tally
-
-    @property
-    def itl(self) -> WindowedTimer:
-        """Inter-token latency, to which the batches add."""
-        return self._timers["itl"]
+    def __init__(self, books: Books, tally: Tally) -> None:
+        self._books, self._tally = books, tally
 
     def count(self, request: Request) -> None:
         """Count the latencies of the request that have become known."""
@@ -68,21 +60,11 @@ class Timers:
             value = figure(request)
             if value is not None:
                 t = instant(request) or 0
-                self._timers[name].add(t, value)
                 self._books.sample(request, name, t, value)
-                if self._tally is not None:
-                    self._tally.latency(request, name, value)
+                self._tally.latency(request, name, value)
                 counted |= bit
         request.counted = counted
 
     def quantiles(self, now: int, window_s: float) -> dict[str, Quantiles]:
         """Each latency over the window nearest to `window_s` that ends at `now` (ns)."""
-        return {name: timer.quantiles(now, window_s) for name, timer in self._timers.items()}
-
-    def lifetime(self, name: str) -> tuple[int, list[int]]:
-        """Exact sum in ns of one latency since the start, and its counts by `tally.BOUNDS`."""
-        return self._timers[name].lifetime()
-
-    def all_counts(self) -> list[Counts]:
-        """Everything that is kept, in a fixed order."""
-        return [counts for timer in self._timers.values() for counts in timer.all_counts()]
+        return dict(zip(TIMERS, self._books.counts.sums().quantiles(now, window_s), strict=True))

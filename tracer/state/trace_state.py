@@ -52,7 +52,7 @@ from tracer.state.requests import ABSENT_ROSTERS, Request
 from tracer.state.snapshot import Listing, detail_of, view_of
 from tracer.state.source import Source
 from tracer.state.steps import Batch
-from tracer.state.tally import Tally
+from tracer.state.tally import ITL, Tally
 from tracer.state.timers import Timers
 from tracer.state.view import RequestDetail, Snapshot
 
@@ -388,7 +388,7 @@ class TraceState:
     def _source(self, name: str) -> Source:
         source = self.sources.get(name)
         if source is None:
-            pace = self.books.pace(name, self.timers.itl)
+            pace = self.books.pace(name, self.tally.distribution(ITL))
             batch = Batch(self._keep_steps, lambda key, t: self._member(name, key, t), self.timers.count, pace)
             source = self.sources[name] = Source(name, batch)
             self._coverage.clear()

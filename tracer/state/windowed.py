@@ -1,9 +1,12 @@
 """Counts of many series over the same windows: the last 10 s, 1 min, 10 min, and since the start.
 
-Like `histogram.WindowedTimer` (same buckets, same slots), for hundreds of series of which most hold few buckets: a slot
-is a sorted array of what was seen in it (`Slot`), so that memory follows what is there, not what could be. A series is
-a number below `SERIES`; a sample is a value in ns that falls into a log bucket, or, as a plain counter, all weight in
-bucket 0. Series from `COARSE` on take four buckets as one (4 % instead of 1 %): they are drawn, not read.
+There are hundreds of series of which most hold few buckets: a slot is a sorted array of what was seen in it (`Slot`),
+so that memory follows what is there, not what could be. A series is a number below `SERIES`; a sample is a value in ns
+that falls into a log bucket, or, as a plain counter, all weight in bucket 0. Series from `COARSE` on take four buckets
+as one (4 % instead of 1 %): they are drawn, not read.
+
+What is read ten times a second, the sums of some series of all groups, is kept beside the slots (`sums`), where adding
+a few samples does not mean going through all that is there. It follows from the slots.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.state import chunks
-from tracer.state.histogram import BUCKETS, FLOOR_NS, GROWTH, SLOTS, bucket_indices, bucket_value_ns
+from tracer.state.histogram import BUCKETS, FLOOR_NS, GROWTH, SLOTS, WindowSums, bucket_indices, bucket_value_ns
 
 SERIES: Final = 2_048
 COARSE: Final = 1_920
@@ -41,10 +44,15 @@ NOTHING: Final = Slot(np.zeros(0, np.int32), np.zeros(0, np.int64))
 
 class WindowedCounts:
     """See the module. Samples carry the trace time at which they were taken; one that is older than a window when it
-    arrives is not counted in that window."""
+    arrives is not counted in that window. `rows`: for each series the row of `sums` that it counts for, -1 for none."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: Sequence[int] = ()) -> None:
         self.total = NOTHING
+        self._rows = np.full(SERIES, -1, np.int64)
+        self._rows[: len(rows)] = rows
+        self._sums = WindowSums(int(self._rows.max()) + 1)
+        self._summed = 0
+        """How many of the samples that are pending are in `_sums`."""
         self._rings: list[dict[int, Slot]] = [{} for _ in SLOTS]
         """Slots by number (time over length) of each window."""
         self._heads = [-1] * len(SLOTS)
@@ -62,10 +70,22 @@ class WindowedCounts:
         if len(self._times) >= _PENDING:
             self.flush()
 
+    def sums(self) -> WindowSums:
+        """What the series of each row have in all."""
+        begin, self._summed = self._summed, len(self._times)
+        if begin < self._summed:
+            buckets = bucket_indices(np.frombuffer(self._values, np.float64)[begin:])
+            rows = self._rows[np.frombuffer(self._series, np.int32)[begin:]]
+            weights = np.frombuffer(self._weights, np.int64)[begin:]
+            self._sums.add(np.frombuffer(self._times, np.int64)[begin:], rows, buckets, weights)
+        return self._sums
+
     def flush(self) -> None:
         """Sort what is pending into the slots. What is read is the same whenever this is called."""
         if not self._times:
             return
+        self.sums()
+        self._summed = 0
         times = np.frombuffer(self._times, np.int64)
         series = np.frombuffer(self._series, np.int32).astype(np.int64)
         buckets = bucket_indices(np.frombuffer(self._values, np.float64))
@@ -124,6 +144,19 @@ class WindowedCounts:
             head = self._heads[place]
             if head - SLOTS[place][0] < number <= head:
                 self._rings[place][number] = _unpacked(piece)
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        """Make `sums` from the slots."""
+        sums = self._sums = WindowSums(len(self._sums.total))
+        sums.heads = list(self._heads)
+        parts = [(sums.total, self.total)]
+        for ring, slots in zip(sums.rings, self._rings, strict=True):
+            parts += [(ring[number % len(ring)], slot) for number, slot in slots.items()]
+        for counts, slot in parts:
+            rows = self._rows[slot.keys // STRIDE]
+            kept = rows >= 0
+            np.add.at(counts, (rows[kept], slot.keys[kept] % STRIDE), slot.counts[kept])
 
 
 def _merge(slots: Sequence[Slot]) -> Slot:

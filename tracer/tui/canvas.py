@@ -75,6 +75,11 @@ class Line:
             self.used += wanted
         return self
 
+    def put_number(self, text: str, column: int, cells: int, style: Style) -> Line:
+        """Append text of our own so that it ends with the `cells` cells from `column` on, the first of it cut off where
+        it is longer than them. One segment, the gap before it included."""
+        return self.put(text[-cells:].rjust(column + cells - self.used), style)
+
     def put_segments(self, segments: Iterable[Segment], cells: int) -> Line:
         """Append segments of known width. They must fit."""
         self.segments.extend(segments)
@@ -120,16 +125,20 @@ class PlainStrip(RowStrip):
     """A strip of which every character is one cell wide, so that columns are found by slicing."""
 
 
+def is_plain(row: Row) -> bool:
+    """Whether each character of a row is one cell wide."""
+    return plain("".join([text for text, _, _ in row])) is not None
+
+
 def strip_of(row: Row, width: int) -> Strip:
     """The row as a strip, a plain one where it is."""
-    kind = PlainStrip if all(plain(segment.text) for segment in row) else RowStrip
-    return kind(row, width)
+    return PlainStrip(row, width) if is_plain(row) else RowStrip(row, width)
 
 
-def changed_columns(old: Row, new: Row) -> list[tuple[int, int]]:
+def changed_columns(old: Row, new: Row, both_plain: bool | None = None) -> list[tuple[int, int]]:
     """Column runs [begin, end) in which two rows of the same width differ, merged over small gaps.
 
-    A run never begins or ends inside a two-cell glyph of either row.
+    A run never begins or ends inside a two-cell glyph of either row. `both_plain`: whether that is known of both rows.
     """
     first, last_old, last_new = 0, len(old), len(new)
     while first < last_old and first < last_new and old[first] == new[first]:
@@ -139,11 +148,14 @@ def changed_columns(old: Row, new: Row) -> list[tuple[int, int]]:
         last_new -= 1
     if first == last_old and first == last_new:
         return []
-    column = sum(len(segment.text) if segment.text.isascii() else cell_width(segment.text) for segment in new[:first])
     before, after = old[first:last_old], new[first:last_new]
-    if all(plain(segment.text) for segment in before) and all(plain(segment.text) for segment in after):
+    if both_plain is None:
+        both_plain = is_plain(old) and is_plain(new)
+    if both_plain:
+        column = sum([len(text) for text, _, _ in new[:first]])
         runs = _plain_runs(before, after)
     else:
+        column = sum([cell_width(text) for text, _, _ in new[:first]])
         runs = _runs(before, after)
     merged: list[tuple[int, int]] = []
     for begin, end in runs:
@@ -173,7 +185,7 @@ def _plain_runs(old: Row, new: Row) -> list[tuple[int, int]]:
             if rest:
                 runs.append((at, at + rest))
             return runs
-        if old_style is not new_style and old_style != new_style:
+        if old_style is not new_style:  # a look shares its styles: what is not the same one is another
             runs.append((at, at + size))
         elif old_left[:size] != new_left[:size]:
             begin, end = 0, size
@@ -264,11 +276,11 @@ class Canvas(Widget):
         for y, (old, new) in enumerate(zip(self._rows, rows, strict=True)):
             if old is new or old == new:
                 continue
-            runs = changed_columns(old, new)
+            strip = strip_of(new, size.width)
+            runs = changed_columns(old, new, type(strip) is type(self._strips[y]) is PlainStrip)
             if not runs:
                 continue
-            self._rows[y] = new
-            self._strips[y] = strip_of(new, size.width)
+            self._rows[y], self._strips[y] = new, strip
             dirty.extend(Region(begin, y, end - begin, 1) for begin, end in runs)
         if dirty:
             self.refresh(*dirty)

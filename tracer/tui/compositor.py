@@ -25,7 +25,7 @@ from textual import _compositor
 from textual.strip import SGR_STYLES, Strip
 
 from tracer.text import cell_width
-from tracer.tui.canvas import PlainStrip, plain
+from tracer.tui.canvas import PlainStrip, is_plain, plain
 
 TESTED: Final = ("8.2.8",)
 """Versions of Textual whose `ChopsUpdate` this was checked against."""
@@ -100,14 +100,14 @@ class _Pen:
 
     def __init__(self, system: ColorSystem) -> None:
         self._out: list[str] = []
-        self._codes = _CODES.setdefault(system, {})
+        self._changes = _CHANGES.setdefault(system, {})
         self._system = system
         self._style: Style | None = None
 
     def draw(self, strip: Strip, x: int, y: int, start: int, stop: int) -> None:
         """Columns `start` to `stop` of a strip whose left end is at (x, y)."""
         segments = strip._segments
-        if type(strip) is PlainStrip or all(plain(segment.text) for segment in segments):
+        if type(strip) is PlainStrip or is_plain(segments):
             self._draw_plain(segments, x, y, start, stop)
             return
         start, stop = whole_glyphs(strip, start, stop)
@@ -150,43 +150,47 @@ class _Pen:
         before = self._style
         if style is before:
             return
-        attributes, colour, back = self._codes_of(style)
-        if before is None:
-            codes = [part for part in (attributes, colour, back) if part]
-        else:
-            old_attributes, old_colour, old_back = self._codes_of(before)
-            if attributes != old_attributes:
-                codes = ["0", *(part for part in (attributes, colour, back) if part)]
-            else:
-                codes = []
-                if colour != old_colour:
-                    codes.append(colour or "39")
-                if back != old_back:
-                    codes.append(back or "49")
+        pair = (id(before), id(style))
+        found = self._changes.get(pair)
+        if found is None:
+            if len(self._changes) > 20_000:
+                self._changes.clear()
+            found = self._changes[pair] = (self._change(before, style), before, style)
         self._style = style
-        if codes:
-            self._out.append(f"\x1b[{';'.join(codes)}m")
+        if found[0]:
+            self._out.append(found[0])
+
+    def _change(self, before: Style | None, style: Style | None) -> str:
+        """What puts a style in force after another one."""
+        attributes, colour, back = self._codes_of(style)
+        old_attributes, old_colour, old_back = self._codes_of(before)
+        codes = []
+        if attributes != old_attributes:
+            codes = [part for part in ("" if before is None else "0", attributes, colour, back) if part]
+        else:
+            if colour != old_colour:
+                codes.append(colour or "39")
+            if back != old_back:
+                codes.append(back or "49")
+        return f"\x1b[{';'.join(codes)}m" if codes else ""
 
     def _codes_of(self, style: Style | None) -> tuple[str, str, str]:
         """SGR parameters of a style: attributes, foreground, background."""
         if style is None:
             return "", "", ""
-        found = self._codes.get(style)
-        if found is None:
-            bits = style._attributes & style._set_attributes
-            attributes = ";".join(code for bit, code in enumerate(SGR_STYLES) if bits & 1 << bit)
-            colour = back = ""
-            if style.color is not None and not style.color.is_default:
-                colour = ";".join(style.color.downgrade(self._system).get_ansi_codes())
-            if style.bgcolor is not None and not style.bgcolor.is_default:
-                back = ";".join(style.bgcolor.downgrade(self._system).get_ansi_codes(foreground=False))
-            if len(self._codes) > 20_000:
-                self._codes.clear()
-            found = self._codes[style] = (attributes, colour, back)
-        return found
+        bits = style._attributes & style._set_attributes
+        attributes = ";".join(code for bit, code in enumerate(SGR_STYLES) if bits & 1 << bit)
+        colour = back = ""
+        if style.color is not None and not style.color.is_default:
+            colour = ";".join(style.color.downgrade(self._system).get_ansi_codes())
+        if style.bgcolor is not None and not style.bgcolor.is_default:
+            back = ";".join(style.bgcolor.downgrade(self._system).get_ansi_codes(foreground=False))
+        return attributes, colour, back
 
 
-_CODES: Final[dict[ColorSystem, dict[Style, tuple[str, str, str]]]] = {}
+_CHANGES: Final[dict[ColorSystem, dict[tuple[int, int], tuple[str, Style | None, Style | None]]]] = {}
+"""What changes one style into another, by their identity: the shared objects of a look. The styles are held, so that
+no other one gets their number."""
 
 
 def whole_glyphs(strip: Strip, start: int, stop: int) -> tuple[int, int]:

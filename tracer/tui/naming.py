@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from rich.style import Style
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from tracer.analysis.diagnosis import Finding
 
 
+@lru_cache(4096)
 def short_id(text: str, cells: int, ellipsis: str = "…") -> str:
     """An id in exactly `cells` cells; of a long one the end is kept, which is where ids differ."""
     text = clean(text)

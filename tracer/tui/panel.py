@@ -78,7 +78,7 @@ class Panel(Canvas):
             filler = ([*left, *right] + [margin] * width)[:width]
             return rows + [filler] * room
         body = self.body(inner, room)[:room] if room > 0 else []
-        rows.extend([*left, *row, *right] for row in body)
+        rows.extend([[*left, *row, *right] for row in body] if left or right else body)
         while len(rows) < height:
             rows.append([*left, *blank(inner, look.text), *right])
         return rows

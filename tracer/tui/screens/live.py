@@ -32,7 +32,7 @@ from tracer.tui.widgets.waterfall import Waterfall
 
 PANELS_FROM = 116
 """Columns from which the panels stand beside the list unasked."""
-NUMBERS_EVERY, PANELS_EVERY, MAP_EVERY = 3, 4, 5
+NUMBERS_EVERY, PANELS_EVERY, MAP_EVERY = 3, 5, 5
 """Frames between updates: figures that change ten times a second cannot be read, and cost bytes."""
 DEVICE_FROM = 30
 """Rows from which there is one for the device."""
@@ -178,7 +178,7 @@ class LiveScreen(FrameScreen):
         self.snapshot = snapshot
         if not first:  # the first paint does not wait for the model
             self._expect(snapshot)
-        self.waterfall.show(snapshot, self._waiting_text(snapshot), None if first else self.frame & 1)
+        self.waterfall.show(snapshot, self._waiting_text(snapshot), None if first else self.frame)
         status, style = app.status_of(snapshot)
         self.context.show(snapshot, status, style)
         if first or self.frame % NUMBERS_EVERY == 0:
@@ -248,10 +248,10 @@ class LiveScreen(FrameScreen):
         return snapshot
 
     def _moved_on(self) -> Snapshot | None:
-        """The last snapshot with the clock moved on, which will do for every other frame with many live requests in
-        sight: then only every other row moves, and what runs is told by its begin alone."""
+        """The last snapshot with the clock moved on, which will do until each row had its turn with many live requests
+        in sight: what runs is told by its begin alone."""
         last = self.snapshot
-        if last is None or not self.frame & 1 or self.tracer.lens.paused or not self.waterfall.interlaced:
+        if last is None or self.frame % self.waterfall.turns == 0 or self.tracer.lens.paused:
             return None
         return replace(last, now=max(last.now, self.tracer.feed.now()))
 

@@ -28,7 +28,12 @@ class ContextStrip(Canvas):
 
     def show(self, snapshot: Snapshot | None, status: str, style: Style) -> None:
         """Draw the context of a snapshot and the status of the stream in its style."""
-        self.snapshot, self.status, self.status_style = snapshot, status, style
+        before, self.snapshot = self.snapshot, snapshot
+        told, self.status, self.status_style = (self.status, self.status_style), status, style
+        if told == (status, style) and before is not None and snapshot is not None and (
+            before.engines is snapshot.engines and before.context is snapshot.context
+        ):
+            return  # the same snapshot, with the clock moved on
         self.repaint()
 
     def paint(self, width: int, height: int) -> list[Row]:

@@ -35,8 +35,9 @@ class KeyBar(Canvas):
 
     def show(self, keys: Sequence[Key], note: str = "", *, news: bool = False) -> None:
         """Draw these keys and a word about the state."""
-        self.keys, self.note, self.news = keys, note, news
-        self.repaint()
+        if (keys, note, news) != (self.keys, self.note, self.news):
+            self.keys, self.note, self.news = keys, note, news
+            self.repaint()
 
     def _note_cells(self, width: int) -> int:
         cells = cell_width(label(self.note))

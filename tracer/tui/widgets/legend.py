@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from tracer.stages import STAGES, Group, Stage
 from tracer.tui.canvas import Line, Row
 from tracer.tui.theme import Look
@@ -9,6 +11,7 @@ from tracer.tui.theme import Look
 SHORT_NAMES = ("recv", "tmpl", "tok", "adm", "kv", "emb", "prefill", "head", "smp", "strm", "decode", "end")
 
 
+@lru_cache(8)
 def legend(look: Look, width: int, *, expected: bool = False) -> Row:
     """The stages with their colours, in as many words as fit; by group where glyphs tell them apart. `expected`:
     whether bars carry the tick at which they should have ended."""

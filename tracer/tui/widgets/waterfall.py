@@ -26,8 +26,9 @@ from tracer.tui.panel import Panel
 from tracer.tui.theme import Look
 from tracer.tui.widgets.legend import legend
 
-INTERLACED_FROM = 16
-"""With more live requests in sight each row moves in every other frame: nobody sees it, and it halves the cost."""
+INTERLACED_FROM = (16, 40)
+"""With more live requests in sight than the first, each row moves in every other frame; with more than the second, in
+every third: nobody sees it, and the cost of a frame does not rise with them."""
 SORT_OF_COLUMN = {"id": "received", "prompt": "prompt", "out": "output", "phase": "phase", "ms": "e2e"}
 
 
@@ -92,13 +93,13 @@ class Waterfall(Panel):
         self.snapshot: Snapshot | None = None
         self.waiting_text: tuple[str, ...] = ()
         """What is said while there is no request to show."""
-        self.interlaced = False
-        """Whether so many live requests are in sight that each moves in every other frame only."""
+        self.turns = 1
+        """In one of how many frames each row moves: more, the more live requests are in sight."""
         self.expect: Callable[[RequestView], float | None] = lambda view: None
         """ms after which a request should have got so far; None where nothing tells."""
         self.ticks = False
         """Whether bars carry a tick at what was expected of them."""
-        self._parity: int | None = None
+        self._turn: int | None = None
         self._cache: dict[tuple[str, int], tuple[RequestView, tuple[object, ...], list[Segment]]] = {}
 
     # --- data
@@ -111,19 +112,21 @@ class Waterfall(Panel):
     @property
     def legend_rows(self) -> int:
         """The legend of stages takes a row where there is room."""
-        return 1 if self.size.height >= 18 and self.size.width >= 60 else 0
+        width, height = self.size
+        return 1 if height >= 18 and width >= 60 else 0
 
     @property
     def visible_rows(self) -> int:
         """How many requests fit."""
         return max(1, self.size.height - self.header_rows - self.legend_rows)
 
-    def show(self, snapshot: Snapshot, waiting_text: tuple[str, ...] = (), parity: int | None = None) -> None:
-        """Draw a snapshot whose requests are those that the listing asked for. With `parity`, of many live requests
-        only every other one moves in this frame."""
+    def show(self, snapshot: Snapshot, waiting_text: tuple[str, ...] = (), frame: int | None = None) -> None:
+        """Draw a snapshot whose requests are those that the listing asked for. With the number of the `frame`, of many
+        live requests only those move whose turn it is."""
         self.snapshot = snapshot
-        self.interlaced = sum(view.closed is None for view in self.listing.rows) > INTERLACED_FROM
-        self._parity = parity if self.interlaced else None
+        live = sum(view.closed is None for view in self.listing.rows)
+        self.turns = 1 + sum(live > enough for enough in INTERLACED_FROM)
+        self._turn = None if frame is None or self.turns == 1 else frame % self.turns
         self.waiting_text = waiting_text
         rows = self.listing.rows
         if rows and self.size:
@@ -173,7 +176,8 @@ class Waterfall(Panel):
         rows: list[Row] = []
         if self.header_rows > 1:
             rows.append(self._column_names(width, columns, ticks))
-        room = height - len(rows) - self.legend_rows
+        legend_rows = self.legend_rows
+        room = height - len(rows) - legend_rows
         if not self.listing.rows:
             rows.extend(self._nothing_yet(width, room))
         elif snapshot is not None:
@@ -190,10 +194,10 @@ class Waterfall(Panel):
                     cache[view.key] = (view, stamp, self._row(view, snapshot.now, width, columns, bars, chosen))
                 rows.append(cache[view.key][2])
             self._cache = cache
-        while len(rows) < height - self.legend_rows:
+        while len(rows) < height - legend_rows:
             line = Line(width).fill_to(bar_at, look.text)
             rows.append(line.put(grid, look.grid).end(look.text) if self.listing.rows else blank(width, look.text))
-        if self.legend_rows:
+        if legend_rows:
             rows.append(legend(look, width, expected=self.ticks))
         return rows
 
@@ -201,7 +205,7 @@ class Waterfall(Panel):
         """Whether what was drawn of a request will do for another frame."""
         if view.closed is not None:
             return drawn is view
-        return self._parity is not None and view.key[1] & 1 != self._parity and drawn.phase is view.phase
+        return self._turn is not None and view.key[1] % self.turns != self._turn and drawn.phase is view.phase
 
     def _grid(self, cells: int, ticks: list[Tick]) -> str:
         text = [" "] * cells
@@ -250,19 +254,21 @@ class Waterfall(Panel):
 
         base = on(look.text if live else look.dim)
         dim = on(look.dim)
+        # Few, long segments: whatever compares, places or writes the row goes through them one by one.
         line = Line(width)
-        line.put(look.glyphs.select if chosen else " ", on(look.accent) if chosen else base)
-        line.put_segments([Segment(short_id(view.id, columns.id[1], look.glyphs.ellipsis), base)], columns.id[1])
+        name = short_id(view.id, columns.id[1], look.glyphs.ellipsis)
+        if chosen:
+            line.put(look.glyphs.select, on(look.accent)).put_segments([Segment(name, base)], columns.id[1])
+        else:
+            line.put_segments([Segment(" " + name, base)], 1 + columns.id[1])
         if columns.prompt[1]:
-            line.fill_to(columns.prompt[0], base)
-            line.put(figures.count(view.prompt_tokens).rjust(columns.prompt[1])[-columns.prompt[1] :], base)
+            line.put_number(figures.count(view.prompt_tokens), *columns.prompt, base)
         if columns.out[1]:
             line.fill_to(columns.out[0] - 2, base)
             line.put(f" {look.glyphs.arrow}" if columns.prompt[1] else "  ", dim)
             line.put(figures.count(view.output_tokens).rjust(columns.out[1])[-columns.out[1] :], base)
         if columns.hit[1]:
-            line.fill_to(columns.hit[0], base)
-            line.put(_hit(view).rjust(columns.hit[1]), on(look.good))
+            line.put_number(_hit(view), *columns.hit, on(look.good))
         if columns.phase[1]:
             text, style = phase_text(view, look)
             line.fill_to(columns.phase[0], base).put_text(text, on(style), columns.phase[1])
@@ -272,9 +278,9 @@ class Waterfall(Panel):
         if columns.ms[1]:
             end = now if view.closed is None else view.closed
             ms = view.e2e_ms if view.e2e_ms is not None else (end - view.received) / 1e6
-            line.fill_to(columns.ms[0] - 1, base)
-            line.put(look.glyphs.warning if view.incomplete else " ", on(look.warn))
-            line.put(figures.clock(ms, columns.ms[1]), on(look.bold) if live else base)
+            if view.incomplete:
+                line.fill_to(columns.ms[0] - 1, base).put(look.glyphs.warning, on(look.warn))
+            line.put_number(figures.clock(ms, columns.ms[1]), *columns.ms, on(look.bold) if live else base)
         return line.end(base)
 
     def _bar(self, view: RequestView, now: int, bars: Bars, back: str | None) -> list[Segment]:
