@@ -75,11 +75,6 @@ class Line:
             self.used += wanted
         return self
 
-    def put_number(self, text: str, column: int, cells: int, style: Style) -> Line:
-        """Append text of our own so that it ends with the `cells` cells from `column` on, the first of it cut off where
-        it is longer than them. One segment, the gap before it included."""
-        return self.put(text[-cells:].rjust(column + cells - self.used), style)
-
     def put_segments(self, segments: Iterable[Segment], cells: int) -> Line:
         """Append segments of known width. They must fit."""
         self.segments.extend(segments)

@@ -254,21 +254,19 @@ class Waterfall(Panel):
 
         base = on(look.text if live else look.dim)
         dim = on(look.dim)
-        # Few, long segments: whatever compares, places or writes the row goes through them one by one.
         line = Line(width)
-        name = short_id(view.id, columns.id[1], look.glyphs.ellipsis)
-        if chosen:
-            line.put(look.glyphs.select, on(look.accent)).put_segments([Segment(name, base)], columns.id[1])
-        else:
-            line.put_segments([Segment(" " + name, base)], 1 + columns.id[1])
+        line.put(look.glyphs.select if chosen else " ", on(look.accent) if chosen else base)
+        line.put_segments([Segment(short_id(view.id, columns.id[1], look.glyphs.ellipsis), base)], columns.id[1])
         if columns.prompt[1]:
-            line.put_number(figures.count(view.prompt_tokens), *columns.prompt, base)
+            line.fill_to(columns.prompt[0], base)
+            line.put(figures.count(view.prompt_tokens).rjust(columns.prompt[1])[-columns.prompt[1] :], base)
         if columns.out[1]:
             line.fill_to(columns.out[0] - 2, base)
             line.put(f" {look.glyphs.arrow}" if columns.prompt[1] else "  ", dim)
             line.put(figures.count(view.output_tokens).rjust(columns.out[1])[-columns.out[1] :], base)
         if columns.hit[1]:
-            line.put_number(_hit(view), *columns.hit, on(look.good))
+            line.fill_to(columns.hit[0], base)
+            line.put(_hit(view).rjust(columns.hit[1]), on(look.good))
         if columns.phase[1]:
             text, style = phase_text(view, look)
             line.fill_to(columns.phase[0], base).put_text(text, on(style), columns.phase[1])
@@ -278,9 +276,9 @@ class Waterfall(Panel):
         if columns.ms[1]:
             end = now if view.closed is None else view.closed
             ms = view.e2e_ms if view.e2e_ms is not None else (end - view.received) / 1e6
-            if view.incomplete:
-                line.fill_to(columns.ms[0] - 1, base).put(look.glyphs.warning, on(look.warn))
-            line.put_number(figures.clock(ms, columns.ms[1]), *columns.ms, on(look.bold) if live else base)
+            line.fill_to(columns.ms[0] - 1, base)
+            line.put(look.glyphs.warning if view.incomplete else " ", on(look.warn))
+            line.put(figures.clock(ms, columns.ms[1]), on(look.bold) if live else base)
         return line.end(base)
 
     def _bar(self, view: RequestView, now: int, bars: Bars, back: str | None) -> list[Segment]:
