@@ -26,7 +26,6 @@ from tracer.keyframes.records import Keyframe
 from tracer.keyframes.requests import KeyframeError
 from tracer.keyframes.restore import decoded, restore, usable, without_collections
 from tracer.keyframes.sleeping_steps import StepsLostError
-from tracer.recording import KEYFRAME_NS
 from tracer.state.trace_state import TraceState
 from tracer.trace_file import TraceFile
 from tracer.zstd_frames import pack, unpack
@@ -34,6 +33,9 @@ from tracer.zstd_frames import pack, unpack
 NEAR_NS: Final = 2 * NS_PER_S
 """So far ahead one folds on from where one is: a keyframe is not reached sooner."""
 
+
+OWN_NS: Final = 10 * NS_PER_S
+"""Time of the trace between two keyframes that are made here: fewer than a recorder makes, because someone waits."""
 
 KEYFRAMES_KEPT: Final = 24 * 1024 * 1024
 """Bytes of keyframes that are remembered: the chain of a place is mostly that of the place before."""
@@ -65,7 +67,7 @@ class KeyframeIndex:
     """Where in a file one can start. Uses the file's own keyframes, or makes some, `keyframe_ns` of the trace apart,
     while it walks through the file."""
 
-    def __init__(self, trace: TraceFile, *, keyframe_ns: int = KEYFRAME_NS) -> None:
+    def __init__(self, trace: TraceFile, *, keyframe_ns: int = OWN_NS) -> None:
         self.trace = trace
         self._keyframe_ns = keyframe_ns
         self._steps: OrderedDict[int, dict[str, list[Step]]] = OrderedDict()
@@ -107,9 +109,9 @@ class KeyframeIndex:
             block = blocks[self._next]
             if until is not None and block.first > until:
                 return False
-            at_once = keyframer.take(block.number, self.trace.checked(block, self._checks))
+            keyframer.take(block.number, self.trace.checked(block, self._checks))
             self._next += 1
-            if at_once or (block.last >= self._due and not block.calm and not keyframer.soon):
+            if block.last >= self._due and not block.calm:
                 self._due = block.last + self._keyframe_ns
                 seqs = {name: check.expected for name, check in self._checks.items() if check.expected is not None}
                 try:

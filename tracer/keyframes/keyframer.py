@@ -64,7 +64,7 @@ from tracer.state.source import Source
 from tracer.state.steps import Batch
 from tracer.state.trace_state import TraceState
 
-CHAIN: Final = 100
+CHAIN: Final = 150
 """Keyframes that build upon one another. More make smaller files and longer seeks."""
 
 WORTH: Final = 16

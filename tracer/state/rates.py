@@ -13,8 +13,8 @@ from tracer.state import chunks
 
 GRAIN_NS = 50_000_000
 """What happens within 50 ms is one entry: a window is right to that."""
-ENTRIES = 32_768
-"""Entries kept: over 27 minutes of constant activity."""
+ENTRIES = 12_288
+"""Entries kept: over ten minutes of constant activity, the longest window but that of everything."""
 CHUNK = 64
 """Entries that are told together in a keyframe."""
 
