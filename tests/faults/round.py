@@ -46,11 +46,15 @@ class Desk:
         """Start one of that kind."""
         self._coming[kind] = self._pool.submit(KINDS[kind], self.engine)
 
-    def settle(self) -> None:
-        """Wait for those on their way."""
+    def settle(self, *, engine_gone: bool = False) -> None:
+        """Wait for those on their way. One that finds its engine gone need not come."""
         for kind, coming in list(self._coming.items()):
             del self._coming[kind]
-            self.there[kind] = coming.result()
+            try:
+                self.there[kind] = coming.result()
+            except TroubleError:
+                if not engine_gone:
+                    raise
 
     def complete(self) -> None:
         """Every kind is there again; those that ended are cleared away."""
@@ -100,7 +104,7 @@ class Rounds:
         self._guarded(self.desk.complete)
         before = set(self.engine.clients.watches)
         self._act(this)
-        self._guarded(self.desk.settle)
+        self._guarded(lambda: self.desk.settle(engine_gone=self.dead is not None))
         self._guarded(self._clients_end, before)
         self._watches = {name: watch for name, watch in self.engine.clients.watches.items() if name not in before}
         if self.dead is None:
