@@ -27,7 +27,7 @@ from tests.cli.commands import marked, runs
 from tracer.sources import discover
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
-START_S: Final = 300.0
+START_S: Final = 500.0
 """Patience with an engine that starts on a loaded machine."""
 END_S: Final = 60.0
 """Patience with processes that should end."""

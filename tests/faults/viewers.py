@@ -104,7 +104,11 @@ class Recording:
         with self._errors.open("wb") as errors:
             self.process = engine.tracer("record", engine.name, "-o", str(self.path), stdout=errors, stderr=errors)
         self.pid = self.process.pid
-        until(lambda: self._began() or self.process.poll() is not None, "a recording to have something", START_S)
+        try:
+            until(lambda: self._began() or self.process.poll() is not None, "a recording to have something", START_S)
+        except TroubleError:
+            self.end(signal.SIGKILL)
+            raise
         if self.process.poll() is not None:
             raise TroubleError(f"the recorder ended: {self.complaints()}")
         self.since = time.monotonic()
