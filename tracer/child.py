@@ -2,7 +2,8 @@
 
 Its output goes straight into a log file, not through us: a tracer that is stopped or slow never holds up the engine.
 It has a session of its own, so a Ctrl-C in the terminal reaches the tracer alone, which passes it on. A `guardian`
-process stands in between; see there for what happens when the tracer dies.
+process stands in between; see there for what happens when the tracer dies. When the guardian is killed, the kernel ends
+the command with it, and the tracer what is left of the command's session.
 """
 
 from __future__ import annotations
@@ -121,8 +122,36 @@ class Child:
         assert self._process.stdout is not None
         news = (await self._process.stdout.read()).decode("utf-8", "replace").split()
         await self._process.wait()
+        if not news:  # the guardian was killed, and cannot end what the command leaves behind
+            await _end_session(self.pid)
         code = 1
         with contextlib.suppress(IndexError, ValueError):
             code = int(news[1]) + (128 if news[0] == "killed" else 0)
         self.exit_code = code
         return code
+
+
+async def _end_session(session: int) -> None:
+    """End every process of a session: ask each once, force those that are still there after a while."""
+    deadline = asyncio.get_running_loop().time() + guardian.LEFT_OVER_GRACE_S
+    asked: set[int] = set()
+    while left := _members(session):
+        late = asyncio.get_running_loop().time() > deadline
+        for pid in left:
+            if late or pid not in asked:
+                asked.add(pid)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+                    os.kill(pid, signal.SIGCONT)
+        await asyncio.sleep(0.05)
+
+
+def _members(session: int) -> list[int]:
+    """Pids of the processes of a session that run, from /proc; none where there is no such thing."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            state, _, _, of = stat.read_bytes().rpartition(b")")[2].split()[:4]
+            if int(of) == session and state not in (b"Z", b"X"):
+                found.append(int(stat.parent.name))
+    return found

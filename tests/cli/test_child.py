@@ -146,6 +146,18 @@ def test_the_command_and_its_folder_go_when_the_tracer_is_killed(tmp_path: Path)
     wait_until(lambda: not folder.exists(), "the folder to go")
 
 
+async def test_what_the_command_started_goes_too_when_the_guardian_is_killed(tmp_path: Path) -> None:
+    """The kernel ends the command with the guardian, but none of its children: vLLM's core and workers lived on."""
+    plain, deaf = tmp_path / "plain", tmp_path / "deaf"
+    stubborn = f"trap \"\" TERM; echo $$ > {deaf}; while :; do sleep 1; done"
+    script = f"sleep 600 & echo $! > {plain}; sh -c '{stubborn}' & wait"
+    child = await start(["sh", "-c", script], tmp_path / "log")
+    pids = [child.pid, await number_in(plain), await number_in(deaf)]
+    os.kill(child._process.pid, signal.SIGKILL)
+    assert await asyncio.wait_for(child.wait(), 30) == 1
+    assert [runs(pid) for pid in pids] == [False, False, False]
+
+
 async def test_a_stopped_tracer_does_not_hold_up_the_command(tmp_path: Path) -> None:
     """Megabytes of output while nobody reads: a pipe would be full after 64 kB."""
     log = tmp_path / "log"

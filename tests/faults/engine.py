@@ -259,8 +259,9 @@ class TracedEngine:
                 self.launcher.wait(END_S)
         orphans = []
         with contextlib.suppress(TroubleError):
-            until(lambda: not marked(self.mark), "", 20)
-        for pid in marked(self.mark):
+            until(lambda: not marked(self.mark) and not any(map(runs, self.roles.values())), "", 20)
+        # vLLM's processes write their titles over their environment, and the mark with it.
+        for pid in {*marked(self.mark), *(pid for pid in self.roles.values() if runs(pid))} - {self.launcher.pid}:
             orphans.append(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
