@@ -1,7 +1,8 @@
 """A long run: `python -m tests.bench.soak MODEL [--minutes 60]`: is memory flat, are file handles?
 
-`tracer run -- transformers serve MODEL --continuous-batching` with its screen in a terminal and a recording, a second
-viewer that records too, and clients that chat without a pause, some of whom hang up. Each screen gets its turn. Every
+`tracer run -- transformers serve MODEL --continuous-batching` (with `paper` for MODEL, an engine without a model, which
+brings in minutes as many requests as are kept) with its screen in a terminal and a recording, a second viewer that
+records too, and clients that chat without a pause, some of whom hang up. Each screen gets its turn. Every
 few seconds the memory (RSS), file handles and threads of the engine and of both viewers are read from /proc.
 
 Prints a line a minute, and in the end how each grew over the last two thirds of the time (a straight line through all
@@ -38,6 +39,7 @@ COLUMNS, ROWS = 150, 44
 SAMPLE_S = 5.0
 SCREENS = b"1234567"
 READY_S = 180.0
+PAPER = "paper"
 WORDS = ("river", "stone", "lamp", "tea", "music", "garden", "winter", "letter", "paper", "bridge", "cloud", "song")
 
 
@@ -129,12 +131,12 @@ def descendants(pid: int) -> Iterator[int]:
             yield from descendants(child)
 
 
-def engine_of(launcher: int) -> int | None:
-    """The engine's process: the innermost that was started with its words (a guardian stands between)."""
+def engine_of(launcher: int, word: str) -> int | None:
+    """The engine's process: the innermost that was started with `word` (a guardian stands between)."""
     found = []
     for pid in descendants(launcher):
         with contextlib.suppress(OSError):
-            if "--continuous-batching" in Path(f"/proc/{pid}/cmdline").read_text():
+            if word in Path(f"/proc/{pid}/cmdline").read_text():
                 found.append(pid)
     return found[-1] if found else None
 
@@ -176,7 +178,7 @@ def count(path: Path) -> dict[str, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="folder of the model")
+    parser.add_argument("model", help="folder of the model, or paper")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=2, help="that chat at a time")
     parser.add_argument("--limit", type=float, default=20.0, help="MB an hour that a viewer may grow by")
@@ -186,12 +188,14 @@ def main() -> int:
     port = free_port()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        screen = Screen(
-            [sys.executable, "-m", "tracer", "run", "--record", str(folder / "screen.trace"), "--",
-             str(Path(sys.executable).with_name("transformers")), "serve", options.model, "--continuous-batching",
-             "--cb-block-size", "16", "--cb-num-blocks", "160", "--cb-max-batch-tokens", "256",
-             "--port", str(port)], env,
-        )  # fmt: skip
+        engine_command = [sys.executable, "-m", "tests.faults.paper_engine", str(port)]
+        if options.model != PAPER:
+            engine_command = [
+                str(Path(sys.executable).with_name("transformers")), "serve", options.model, "--continuous-batching",
+                "--cb-block-size", "16", "--cb-num-blocks", "160", "--cb-max-batch-tokens", "256", "--port", str(port),
+            ]  # fmt: skip
+        recorded = ["--record", str(folder / "screen.trace")]
+        screen = Screen([sys.executable, "-m", "tracer", "run", *recorded, "--", *engine_command], env)
         url = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + READY_S
         while True:
@@ -202,7 +206,7 @@ def main() -> int:
                 if time.monotonic() > deadline or screen.process.poll() is not None:
                     raise RuntimeError("the server did not start") from None
                 time.sleep(0.5)
-        engine = engine_of(screen.process.pid)
+        engine = engine_of(screen.process.pid, str(port))
         assert engine is not None
         second = subprocess.Popen(
             [sys.executable, "-m", "tracer", "record", str(engine), "-o", str(folder / "second.trace")],
