@@ -17,7 +17,7 @@ def test_each_case_names_tests_that_exist_or_how_it_was_tried() -> None:
     assert len(CASES) > 25
     for case, tried, held, how in CASES:
         named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", how)
-        assert named or tried.startswith("by hand"), case
+        assert named or tried.startswith(("by hand", "not tried")), case
         assert held, case
         for path, test in named:
             assert (ROOT / path).is_file(), f"{case}: {path}"
