@@ -176,13 +176,21 @@ def crash(how: str, seconds: float) -> None:
             raise MemoryError("the engine's own")
 
 
+def descriptors() -> int | None:
+    """How many files are open; None where there is none left to look with."""
+    try:
+        return len(list(Path("/proc/self/fd").iterdir()))
+    except OSError:
+        return None
+
+
 def status() -> dict[str, Any]:
     """Counters of this process."""
     used = time.process_time()
     return {
         "pid": os.getpid(), "path": str(publisher.path), "error": publisher.error, "source": publisher.header.source,
         "emitted": buffer.emitted, "dropped": buffer.dropped, "viewers": publisher.viewers, "cpu": used,
-        "threads": threading.active_count(), "fds": len(list(Path("/proc/self/fd").iterdir())),
+        "threads": threading.active_count(), "fds": descriptors(),
         "rss": int(os.pread(statm, 128, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE"),
     }  # fmt: skip
 

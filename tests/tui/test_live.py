@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from textual.events import Key
 from textual.screen import Screen
 
 from tests.tui.stage import FixedFeed, app_at, app_on, rows_of, settle, text_of
@@ -158,6 +159,17 @@ async def test_the_filter_narrows_as_it_is_typed_and_escape_takes_it_back(busy: 
         await pilot.press("slash", "escape")
         await settle(pilot)
         assert app.live.listing.total == before
+
+
+async def test_what_is_typed_right_after_slash_goes_into_the_filter(busy: Timeline) -> None:
+    """Over a slow line keys come in one piece: `/prob` filters, and its `r` starts no recording."""
+    app = app_at(busy, AT)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        for key in ("slash", *"prob"):
+            app.post_message(Key(key, "/" if key == "slash" else key))
+        await settle(pilot)
+        assert app.live.listing.text == "prob"
 
 
 async def test_letters_typed_into_the_filter_are_not_keys(busy: Timeline) -> None:

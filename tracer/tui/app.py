@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.style import Style
+from textual import events
 from textual.app import App, SystemCommand
 from textual.binding import Binding
 from textual.driver import Driver
@@ -44,6 +45,7 @@ from tracer.tui.theme import ASCII, PALETTES, Look, choose_glyphs, choose_palett
 from tracer.tui.watch import LiveWatch, Watch
 from tracer.tui.widgets.banner import Notice, alerted, notices_of
 from tracer.tui.widgets.context_strip import RECORDING
+from tracer.tui.widgets.line_input import LineInput
 
 if TYPE_CHECKING:
     from tracer.alerts import News
@@ -170,6 +172,14 @@ class TracerApp(App[int]):
         return Desk()
 
     # --- life
+
+    def on_key(self, event: events.Key) -> None:
+        """What was typed behind a key that opened a line, before the line was there, belongs into it: over a slow
+        connection keys come in one piece. (What a line is given itself never comes up to here.)"""
+        line = self.focused
+        if isinstance(line, LineInput) and event.is_printable:
+            event.prevent_default()
+            line.post_message(events.Key(event.key, event.character))
 
     def on_mount(self) -> None:
         """Show the Live screen at once, then start the feed."""

@@ -57,7 +57,7 @@ class LineInput(Input):
         self.cursor_position = len(value)
         self.shown = True
         self.can_focus = True
-        self.call_after_refresh(self.focus)
+        self.screen.set_focus(self, scroll_visible=False)  # at once: what is typed next must not go to the screen
 
     def close(self) -> None:
         """Take it away."""
