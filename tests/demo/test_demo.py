@@ -7,6 +7,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -94,8 +95,23 @@ def test_every_stage_of_a_finished_request_is_measured(tracer: Commands) -> None
 
 
 def test_a_burst_outgrows_the_cache_and_preempts(tracer: Commands) -> None:
-    """Nothing but the burst that comes by itself after 15 to 20 seconds."""
-    document = headless(tracer, "--seconds", "75", "--rate", "0", "--seed", "5")
+    """Nothing but the burst that comes by itself after 15 to 20 seconds; over when it is seen what is asked for."""
+    process = tracer.start("demo", "--headless", "--json", "--seconds", "75", "--rate", "0", "--seed", "5")
+
+    def seen() -> bool:
+        time.sleep(4)
+        now = tracer.run("show", "demo", "--json")
+        return process.poll() is not None or (
+            now.returncode == 0 and json.loads(now.stdout)["gauges"]["preemptions"] > 0
+            and any(request["queue_ms"] and request["queue_ms"] > 100 for request in json.loads(now.stdout)["requests"])
+        )  # fmt: skip
+
+    wait_until(seen, "a preemption")
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=DEADLINE_S)
+    document = json.loads(out)
+    assert "Traceback" not in "".join(line for line in err.splitlines() if line.startswith("tracer"))
     assert {request["id"].partition("-")[0] for request in document["requests"]} == {"burst"}
     assert len(document["requests"]) >= 10
     assert document["gauges"]["preemptions"] > 0
