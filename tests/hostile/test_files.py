@@ -33,6 +33,12 @@ def test_a_hostile_file_is_shown_as_text_or_refused_in_a_line(kind: str, files: 
     assert codes[0], "none was understood: what is hostile inside of it was not tried"
 
 
+@pytest.mark.parametrize("seed", ["2 file 1736", "3 file 1477"])
+def test_what_once_did_not_hold_holds(seed: str, files: Files) -> None:
+    """Found by the bench: steps of more than 64 bits; a clock anchor that leads out of them."""
+    assert files.one(random.Random(seed)).code in (0, 2)
+
+
 @pytest.mark.parametrize("sequence", SEQUENCES[:6])
 def test_a_file_name_steers_no_terminal(sequence: str, tmp_path: Path) -> None:
     name = str(tmp_path / (sequence.replace("/", "") + ".trace"))

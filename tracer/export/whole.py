@@ -122,8 +122,9 @@ class Whole:
         return any(row.prompt_text is not None or row.output_text is not None for row in self.requests)
 
     def wall(self, t: int) -> int:
-        """Wall time of the instant `t` in ns since the epoch; counted from the epoch where no process told it."""
-        return max(0, t if self.anchor is None else self.anchor.to_wall(t))
+        """Wall time of the instant `t` in ns since the epoch; counted from the epoch where no process told it. No clock
+        of a file's making leaves the range that files can hold."""
+        return min(max(0, t if self.anchor is None else self.anchor.to_wall(t)), (1 << 63) - 1)
 
     def end(self, view: RequestView) -> int:
         """Where a request ends, or has got to (ns)."""
