@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from tests.recording.story import fold, plain
 from tests.state.test_properties import hostile
 from tests.state.traces import simulate
-from tracer.events import AnyEvent, Event, Gap, Output, SourceGone, Step
+from tracer.events import Alias, AnyEvent, Event, Gap, Output, SourceGone, Step
 from tracer.intake import Delivery
 from tracer.keyframes.keyframer import Keyframer
 from tracer.keyframes.records import Keyframe, columns_of, state_version
@@ -142,6 +142,7 @@ def test_losses_and_ends_are_in_keyframes_too(seed: int, loss: float) -> None:
         assert made.restored(number).digest() == digest
 
 
+@example([("a", Alias(69, 21, "measured")), ("b", Alias(69, 21, "measured"))], 20_864_119)
 @settings(max_examples=60, deadline=None, phases=few.phases)
 @given(hostile, st.integers(0, 1 << 32))
 def test_what_hostile_events_leave_behind_is_told_or_refused(events: list[tuple[str, Event]], seed: int) -> None:

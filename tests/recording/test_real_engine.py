@@ -14,6 +14,7 @@ import pytest
 
 from tests.recording.story import fold
 from tracer.bus import Bus
+from tracer.clock import NS_PER_S
 from tracer.flight import FlightRecorder
 from tracer.intake import Delivery
 from tracer.keyframes.keyframer import Keyframer
@@ -105,7 +106,8 @@ async def test_a_recording_of_a_real_engine_is_what_was_seen_live(
     player.close()
     (own,) = itself.iterdir()
     told = {view.id for view in load(own).snapshot().requests}
-    assert {view.id for view in live.requests} <= told
+    # The engine's process was killed: what it wrote itself lacks the last second.
+    assert {view.id for view in live.requests if view.received < live.now - 2 * NS_PER_S} <= told
     assert load(own).detail(live.requests[0].id).prompt_text is None  # type: ignore[union-attr]
     (first, *_) = flight.files
     with TraceFile(first) as trace:

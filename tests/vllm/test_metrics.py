@@ -18,6 +18,10 @@ from tracer.export.metrics import families
 from tracer.metrics_server import Endpoint
 from tracer.state import latency
 
+WAY_BACK_S = 0.002
+"""By how much vLLM's prefill may end later than ours: it includes the way of the first token back to the core and the
+scheduler's update, 0.4 to 1 ms where nobody else has the cores (docs/coverage-vllm.md)."""
+
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
 
 
@@ -109,10 +113,11 @@ async def test_counts_are_equal_and_sums_within_one_percent(server: VllmServer) 
         print(mine, grown(mine), after.since(before, theirs))
         assert grown(mine) == after.since(before, theirs), (mine, theirs)
     before_it, first_out, close = (sum(parts) for parts in zip(*(apart(viewer, w.rid) for w in watches), strict=True))
+    back = WAY_BACK_S * len(watches)
     for mine, theirs, begin, end in (
         ("tracer_inter_token_latency", "inter_token_latency", 0.0, 0.0),
         ("gen_ai_server_time_per_output_token", "request_time_per_output_token", 0.0, 0.0),
-        ("tracer_prefill_duration", "request_prefill_time", 0.0, 0.0),
+        ("tracer_prefill_duration", "request_prefill_time", -back, back),
         ("gen_ai_server_time_to_first_token", "time_to_first_token", before_it, first_out),
         ("gen_ai_server_request_duration", "e2e_request_latency", before_it, close),
     ):

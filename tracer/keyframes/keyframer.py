@@ -250,6 +250,8 @@ class Keyframer:
             steps += (settled.count, settled.last, len(settled.times), *settled.parts, settled.step, settled.token,
                       settled.end, id(request.batch))  # fmt: skip
             row = (found, early, late, steps)
+            if found != before[0]:
+                before = (before[0], None, *before[2:])  # an early row leaves an id out that is the last one found
             for group, (rows, then, values) in enumerate(zip(changes, before, row, strict=True)):
                 if then != values or places[group] in scattered:
                     rows.append((request, values))

@@ -176,8 +176,8 @@ class TracerApp(App[int]):
     def on_key(self, event: events.Key) -> None:
         """What was typed behind a key that opened a line, before the line was there, belongs into it: over a slow
         connection keys come in one piece. (What a line is given itself never comes up to here.)"""
-        line = self.focused
-        if isinstance(line, LineInput) and event.is_printable:
+        line = getattr(self.screen, "line", None)
+        if isinstance(line, LineInput) and line.shown and self.focused is not line and event.is_printable:
             event.prevent_default()
             line.post_message(events.Key(event.key, event.character))
 

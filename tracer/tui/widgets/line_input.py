@@ -57,7 +57,7 @@ class LineInput(Input):
         self.cursor_position = len(value)
         self.shown = True
         self.can_focus = True
-        self.screen.set_focus(self, scroll_visible=False)  # at once: what is typed next must not go to the screen
+        self.call_after_refresh(self.focus)  # what is typed until then: `TracerApp.on_key`
 
     def close(self) -> None:
         """Take it away."""
