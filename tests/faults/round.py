@@ -67,8 +67,9 @@ class Desk:
         self.ended.clear()
 
     def end(self, kind: str, number: signal.Signals) -> None:
-        """Send that one a signal that ends it."""
-        viewer = self.there.pop(kind, None)
+        """Send that one a signal that ends it; one that is on its way first comes."""
+        coming = self._coming.pop(kind, None)
+        viewer = self.there.pop(kind, None) if coming is None else coming.result()
         if viewer is not None:
             at = time.monotonic()
             viewer.end(number)
