@@ -152,7 +152,12 @@ class Player:
     def _busy(self) -> bool:
         """Whether time or work goes on."""
         playing = not self.paused and not self.ended
-        return playing or self._target is not None or self._goal is not None or self._index.made < 1.0
+        return playing or self._target is not None or self._goal is not None or self.preparing
+
+    @property
+    def preparing(self) -> bool:
+        """Whether it reads ahead, or makes keyframes, so that seeks are quicker later."""
+        return self._index.cold or self._index.made < 1.0
 
     def tick(self) -> None:
         """Go on, by the time that has passed since the last tick."""
@@ -164,11 +169,18 @@ class Player:
             self._go_on_stepping(self._goal, SLICE_NS)
         elif self.paused or self.ended:
             self._cursor.tidy()
-            self._index.extend(SLICE_NS)
+            self._prepare(SLICE_NS)
         else:
             self._cursor.tidy()
             self._play(int(elapsed * self._speed))
-            self._index.extend(SLICE_NS // 4)
+            self._prepare(SLICE_NS // 4)
+
+    def _prepare(self, budget_ns: int) -> None:
+        """Make the seeks to come quicker, for so long."""
+        if self._index.cold:
+            self._index.warm(budget_ns)
+        else:
+            self._index.extend(budget_ns)
 
     # --- playing ------------------------------------------------------------------------------------------------------
 

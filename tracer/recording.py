@@ -36,12 +36,8 @@ class Keyframes(Protocol):
     def encode(self, seq: int, events: list[Event]) -> list[bytes]:
         """Frames of events, the first one numbered `seq` (`tracer.event_columns.encode`)."""
 
-    def take(self, number: int, deliveries: Sequence[Delivery]) -> bool:
-        """Fold in what block `number` holds; whether a keyframe should follow at once."""
-
-    @property
-    def soon(self) -> bool:
-        """Whether it had better be waited for that, because it comes with one of the next blocks."""
+    def take(self, number: int, deliveries: Sequence[Delivery]) -> None:
+        """Fold in what block `number` holds."""
 
     def make(self, number: int, seqs: Mapping[str, int]) -> tuple[bytes, bool]:
         """The state now: content of a block, and whether it builds upon no other keyframe. `number`: of the last block
@@ -212,10 +208,10 @@ class Recorder:
     def _keep_up(self, keyframes: Keyframes, made: Made) -> None:
         """Fold in the block that was written, and write a keyframe when one is due."""
         try:
-            at_once = keyframes.take(made.number, made.deliveries)
+            keyframes.take(made.number, made.deliveries)
             if self._next_keyframe < 0:
                 self._next_keyframe = made.last + self._keyframe_ns
-            if not at_once and (made.calm or made.last < self._next_keyframe or keyframes.soon):
+            if made.calm or made.last < self._next_keyframe:
                 return
             self._next_keyframe = made.last + self._keyframe_ns
             content, is_base = keyframes.make(made.number, made.seqs)

@@ -22,9 +22,8 @@ from tracer.events import Event, Header, Step
 from tracer.frames import SequenceCheck
 from tracer.intake import Delivery
 from tracer.keyframes.keyframer import Keyframer
-from tracer.keyframes.records import Keyframe
-from tracer.keyframes.requests import KeyframeError
-from tracer.keyframes.restore import decoded, restore, usable, without_collections
+from tracer.keyframes.opened import KeyframeError, Opened, opened
+from tracer.keyframes.restore import restore, usable, without_collections
 from tracer.keyframes.sleeping_steps import StepsLostError
 from tracer.state.trace_state import TraceState
 from tracer.trace_file import TraceFile
@@ -37,8 +36,11 @@ NEAR_NS: Final = 2 * NS_PER_S
 OWN_NS: Final = 10 * NS_PER_S
 """Time of the trace between two keyframes that are made here: fewer than a recorder makes, because someone waits."""
 
-KEYFRAMES_KEPT: Final = 24 * 1024 * 1024
-"""Bytes of keyframes that are remembered: the chain of a place is mostly that of the place before."""
+KEYFRAMES_KEPT: Final = 96 * 1024 * 1024
+"""Bytes of keyframes that are remembered, with what was taken out of them: those of an hour of a busy engine."""
+
+AT_ONCE: Final = 2_048
+"""Events of a block that are taken in at one go, without looking at the clock: what a screen can wait for."""
 
 STEPS_KEPT: Final = 512
 """Blocks whose steps are remembered: a player is mostly sent to somewhere near."""
@@ -71,9 +73,10 @@ class KeyframeIndex:
         self.trace = trace
         self._keyframe_ns = keyframe_ns
         self._steps: OrderedDict[int, dict[str, list[Step]]] = OrderedDict()
-        self._keyframes: OrderedDict[int, tuple[Keyframe, int]] = OrderedDict()
-        """By number of the block, with its size."""
-        self._bytes = 0
+        self._keyframes: OrderedDict[int, Opened] = OrderedDict()
+        """By number of the block."""
+        self._warmed = 0
+        """Keyframes of the file that were read ahead."""
         self._numbers = [block.number for block in trace.blocks]
         self._by_number = {block.number: block for block in trace.blocks}
         self._own: list[_Made] = []
@@ -141,10 +144,10 @@ class KeyframeIndex:
             begin = place - 1
             while begin > 0 and not keyframes[begin].flags & BASE:
                 begin -= 1
-            chain: list[bytes | Keyframe] = []
+            chain: list[bytes | Opened] = []
             try:
                 for block in keyframes[begin:place]:
-                    keyframe = self._decoded(block)
+                    keyframe = self._opened(block)
                     if keyframe is None:
                         break
                     chain.append(keyframe)
@@ -163,21 +166,53 @@ class KeyframeIndex:
                 return None
         return None
 
-    def _decoded(self, block: Block) -> Keyframe | None:
+    def _opened(self, block: Block) -> Opened | None:
         """The keyframe in a block, None when that is damaged. Raises KeyframeError when it is none."""
         known = self._keyframes.get(block.number)
         if known is None:
             content = self.trace.content(block)
             if content is None:
                 return None
-            known = decoded(content), len(content)
-            self._keyframes[block.number] = known
-            self._bytes += len(content)
-            while self._bytes > KEYFRAMES_KEPT and len(self._keyframes) > 1:
-                self._bytes -= self._keyframes.popitem(last=False)[1][1]
+            known = self._keyframes[block.number] = opened(content)
         else:
             self._keyframes.move_to_end(block.number)
-        return known[0]
+        return known
+
+    @property
+    def cold(self) -> bool:
+        """Whether there are keyframes left to be read ahead."""
+        return self._uses_file and self._warmed < len(self.trace.keyframes)
+
+    def warm(self, budget_ns: int) -> None:
+        """Read keyframes ahead for so long, while nobody waits: a seek is twice as quick then."""
+        deadline = time.perf_counter_ns() + budget_ns
+        keyframes = self.trace.keyframes
+        size = sum(each.size for each in self._keyframes.values())
+        try:
+            while self.cold and time.perf_counter_ns() < deadline:
+                opened = self._opened(keyframes[self._warmed])
+                self._warmed += 1
+                for block in self._before(self._warmed - 1):
+                    self.trace.intact(block)
+                if opened is not None:
+                    opened.warm()
+                    size += opened.size
+                if size > KEYFRAMES_KEPT:
+                    self._warmed = len(keyframes)
+        except (ValueError, TypeError, LookupError):  # the seek that needs it says so
+            self._warmed = len(keyframes)
+
+    def _before(self, place: int) -> list[Block]:
+        """The blocks of events between a keyframe and the one before it."""
+        keyframes = self.trace.keyframes
+        first = bisect_right(self._numbers, keyframes[place - 1].number) if place else 0
+        return self.trace.blocks[first : bisect_right(self._numbers, keyframes[place].number)]
+
+    def _forget(self) -> None:
+        """Let go of the keyframes that nobody asked for lately."""
+        size = sum(each.size for each in self._keyframes.values())
+        while size > KEYFRAMES_KEPT and len(self._keyframes) > 1:
+            size -= self._keyframes.popitem(last=False)[1].size
 
     def _from_memory(self, t: int) -> Place | None:
         place = bisect_right(self._own, t, key=lambda made: made.last)
@@ -191,12 +226,12 @@ class KeyframeIndex:
             return self._restored(chain, self._own_earlier, self._own[place - 1].block)
         return None
 
-    def _earlier(self, number: int) -> Keyframe:
+    def _earlier(self, number: int) -> Opened:
         """The file's keyframe after the block `number`. Raises KeyframeError where there is none."""
         keyframes = self.trace.keyframes
         place = bisect_right(keyframes, number, key=lambda block: block.number)
-        found = self._decoded(keyframes[place]) if place < len(keyframes) else None
-        if found is None or found.number != number:
+        found = self._opened(keyframes[place]) if place < len(keyframes) else None
+        if found is None or found.keyframe.number != number:
             raise KeyframeError("one that is needed is missing")
         return found
 
@@ -205,9 +240,10 @@ class KeyframeIndex:
         return unpack(self._own[place].packed, self._own[place].size)
 
     def _restored(
-        self, chain: Sequence[bytes | Keyframe], earlier: Callable[[int], bytes | Keyframe], block: int
+        self, chain: Sequence[bytes | Opened], earlier: Callable[[int], bytes | Opened], block: int
     ) -> Place:
         state, seqs = restore(chain, earlier, self._steps_in, self._intact)
+        self._forget()
         checks: dict[str, SequenceCheck] = {}
         for name, seq in seqs.items():
             checks[name] = SequenceCheck()
@@ -300,6 +336,9 @@ class Cursor:
         state = self.state
         count = 0
         in_time = True
+        while self._whole_block(until):
+            if deadline is not None and time.perf_counter_ns() > deadline:
+                return False
         while (item := self.peek()) is not None and item.due <= until:
             # Within a block there is nothing to look up between two items.
             items, at = self._items, self._at
@@ -312,6 +351,24 @@ class Cursor:
             self._passed(begin)
             if not in_time:
                 return False
+        return True
+
+    def _whole_block(self, until: int) -> bool:
+        """Take in the next block at one go, if all of it was known by the instant `until` (ns); whether it was."""
+        if self._at < len(self._items) or self._next >= len(self.trace.blocks):
+            return False
+        block = self.trace.blocks[self._next]
+        if block.last > until or block.events > AT_ONCE:
+            return False
+        deliveries = self.trace.checked(block, self._checks)
+        self._next += 1
+        _take_all(self.state, deliveries)
+        events = [event for delivery in deliveries for event in delivery.events]
+        self.due = max(self.due, _known(events, block))
+        while events and is_calm(events[-1]):
+            events.pop()
+        if events:
+            self.active = max(self.active, _known(events, block))
         return True
 
     def _passed(self, begin: int) -> None:
@@ -373,6 +430,11 @@ def items(deliveries: list[Delivery], block: Block) -> Iterator[Item]:
             yield Item(due, delivery.source, event)
 
 
+def _known(events: list[Event], block: Block) -> int:
+    """When the last of a block's first `events` is due (ns); see `items`."""
+    return max(block.first, min(max(map(known_at, events), default=block.first), block.last))
+
+
 def _take_apart(state: TraceState) -> None:
     """Let go of a state that nobody shows any more. Its parts refer to each other: until the garbage collector finds
     that out, which takes it tenths of a second, a dozen of them would stay in memory."""
@@ -396,6 +458,16 @@ def _take(state: TraceState, item: Item) -> None:
     if item.header is not None:
         state.add_source(item.header)
     state.unknown += item.unknown
+
+
+def _take_all(state: TraceState, deliveries: list[Delivery]) -> None:
+    for delivery in deliveries:
+        if delivery.header is not None:
+            state.add_source(delivery.header)
+        state.unknown += delivery.unknown
+        apply, source = state.apply, delivery.source
+        for event in delivery.events:
+            apply(source, event)
 
 
 def load(
@@ -440,13 +512,7 @@ def _fold(trace: TraceFile, place: Place, until: int | None) -> None:
                     return
                 _take(state, item)
             continue
-        for delivery in deliveries:
-            if delivery.header is not None:
-                state.add_source(delivery.header)
-            state.unknown += delivery.unknown
-            apply, source = state.apply, delivery.source
-            for event in delivery.events:
-                apply(source, event)
+        _take_all(state, deliveries)
 
 
 def _wake(state: TraceState) -> None:

@@ -1,4 +1,5 @@
-"""Writes `fixtures/schema-<n>.trace`: to be run once for each schema version, and its file then kept for ever.
+"""Writes `fixtures/format-<n>-schema-<m>.trace`: to be run once for each version of the file and of the events, and its
+file then kept for ever.
 
     python -m tests.recording.make_fixture
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.recording.story import S, some
+from tracer.blocks import FORMAT
 from tracer.events import SCHEMA_VERSION
 from tracer.keyframes.keyframer import Keyframer
 from tracer.recording import Recorder
@@ -16,8 +18,8 @@ FOLDER = Path(__file__).parent / "fixtures"
 
 
 def main() -> None:
-    """Write the file of the present schema; never over another one."""
-    path = FOLDER / f"schema-{SCHEMA_VERSION}.trace"
+    """Write the file of the present versions; never over another one."""
+    path = FOLDER / f"format-{FORMAT}-schema-{SCHEMA_VERSION}.trace"
     recorder = Recorder(path, with_text=True, keyframes=Keyframer(), keyframe_ns=S // 4)
     for number, delivery in enumerate(some(1, requests=5, split=True, output=12, blocks=40)):
         recorder.write(delivery)

@@ -402,6 +402,23 @@ async def test_a_paused_player_that_has_nothing_to_do_does_nothing(paths: dict[s
     player.close()
 
 
+def test_a_file_that_stands_still_is_read_ahead_and_a_seek_opens_no_keyframe_then(
+    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    player = Player.open(paths["with"], now=Clock(), paused=True)
+    assert player.preparing
+    while player.preparing:
+        player.tick()
+    assert not player.trace.problems
+    opened: list[bytes] = []
+    monkeypatch.setattr("tracer.replay.opened", opened.append)
+    monkeypatch.setattr("tracer.keyframes.opened._found_rows", opened.append)
+    for t, until, digest in STATES[:: max(1, len(STATES) // 12)]:
+        player.seek((t + until) // 2)
+        assert settle(player).state.digest() == digest
+    assert not opened
+
+
 def test_a_far_seek_in_a_file_without_keyframes_takes_several_ticks(
     paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

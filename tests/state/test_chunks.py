@@ -43,6 +43,13 @@ def test_a_rate_goes_on_as_it_was_when_entries_have_gone() -> None:
         if t % 5_000 == 0:
             told |= log.chunks(max(0, log.end - 5_100))
     told |= log.chunks(max(0, log.end - 5_100))
+    now, last = (2 * ENTRIES + 700) * GRAIN_NS, 2 * ENTRIES + 699
+    for window in (1, 900, 1_535, 1_537, 5_000, 40_000):  # those before the last pieces are read when they are wanted
+        asleep = RateLog(2)
+        asleep.restore(told)
+        asked = (now - 1, window * GRAIN_NS), (now - 3_000 * GRAIN_NS, window * GRAIN_NS)
+        assert [asleep.over(*each) for each in asked] == [log.over(*each) for each in asked]
+        assert asleep.end == log.end == last + 1 and asleep.totals() == log.totals()
     again = RateLog(2)
     again.restore(told)
     assert again.entries() == log.entries() and len(log.entries()[0]) == ENTRIES + 700

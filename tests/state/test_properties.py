@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.state.invariants import check_nothing_raised, check_snapshot, check_view
 from tests.state.traces import MS, S, Trace, simulate
 from tracer.events import EVENT_TYPES, Event, Gap, Header, SourceGone
+from tracer.state.steps import LAG
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Phase
 
@@ -213,7 +214,8 @@ def test_a_short_step_history_changes_no_figure(traced: tuple[Trace, int]) -> No
     for request_id in whole.request_ids():
         assert short.detail(request_id) == whole.detail(request_id)
     for source in short.sources.values():
-        assert len(source.batch.history) <= keep + max(64, keep // 4)
+        kept = max(LAG, keep)
+        assert len(source.batch.history) <= kept + max(LAG, kept // 4)
 
 
 values = {

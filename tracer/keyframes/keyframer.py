@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter, ne
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
@@ -17,6 +17,7 @@ import msgspec
 from tracer import event_columns
 from tracer.events import Event, Step, pack_u32
 from tracer.intake import Delivery
+from tracer.keyframes.planes import pack_column
 from tracer.keyframes.records import (
     AMENDED,
     At,
@@ -62,7 +63,9 @@ from tracer.state.rates import CHUNK
 from tracer.state.requests import Request
 from tracer.state.source import Source
 from tracer.state.steps import Batch
+from tracer.state.tally import Tally
 from tracer.state.trace_state import TraceState
+from tracer.state.waterfall import forward_lengths
 
 CHAIN: Final = 150
 """Keyframes that build upon one another. More make smaller files and longer seeks."""
@@ -104,11 +107,9 @@ class Keyframer:
         """Frames of events, the first one numbered `seq`: as dense as a viewer can make them."""
         return event_columns.encode(seq, events)
 
-    def take(self, number: int, deliveries: Sequence[Delivery]) -> bool:
-        """Fold in what block `number` of the file holds; whether that was dear: a history was trimmed, which takes as
-        long as seconds of other events, so that nobody should fold it again."""
+    def take(self, number: int, deliveries: Sequence[Delivery]) -> None:
+        """Fold in what block `number` of the file holds."""
         state = self.state
-        bases = [source.batch.history.base for source in state.sources.values()]
         for steps in self._steps.values():
             steps.seen = 0
         for delivery in deliveries:
@@ -121,15 +122,6 @@ class Keyframer:
                     self._step(number, source, event)
                 else:
                     state.apply(source, event)
-        return any(map(ne, bases, [source.batch.history.base for source in state.sources.values()]))
-
-    @property
-    def soon(self) -> bool:
-        """Whether a history will be trimmed within a block or two, so that a keyframe had better wait for that."""
-        return any(
-            0 <= source.batch.room <= 2 * steps.seen
-            for name, source in self.state.sources.items() if (steps := self._steps.get(name))
-        )  # fmt: skip
 
     def _step(self, number: int, source: str, event: Step) -> None:
         steps = self._steps.get(source)
@@ -163,8 +155,12 @@ class Keyframer:
             self._over, self._tables = [], {}
         state, table = self.state, self.state.requests
         firsts = {name: self._steps.setdefault(name, ToldSteps()).next for name in state.sources}
-        for name, source in state.sources.items():
-            self._steps[name].catch_up(source.batch.history)
+        caught_up = {name: self._steps[name].catch_up(source.batch.history) for name, source in state.sources.items()}
+        if not all(caught_up.values()):
+            for serial in self._runs:  # the columns that these requests refer to are no longer there
+                self._marks.pop(serial, None)
+                self._told[serial] = (*self._told[serial][:3], ())
+            self._runs = {}
         live, over = list(table.live.values()), list(table.over.values())
         found, early, late, steps = self._changes([*live, *over], number, base)
         if base:
@@ -193,10 +189,7 @@ class Keyframer:
             over_incomplete=table.over_incomplete,
             texts=table._texts,
             tokens=table._tokens,
-            tally=TallyRecord(
-                state.tally.sources, state.tally.routes, state.tally.reasons, pack_u32(state.tally.pending),
-                *state.tally.entries(),
-            ),
+            tally=self._tally(state.tally),
         )  # fmt: skip
         keyframe = Keyframe(
             version=state_version(),
@@ -352,14 +345,13 @@ class Keyframer:
                 (index, request.serial) for index, request in batch._left
                 if request.serial in kept.live or request.serial in kept.over
             ),
-            recent=len(batch._recent),
         )  # fmt: skip
 
     def _history(self, steps: ToldSteps, batch: Batch, first: int | None) -> HistoryRecord:
         """The history's news. `first`: index of the first step that is to be told, None for all."""
         history = batch.history
         base = first is None
-        needed = max(len(history), len(batch._recent))
+        needed = len(history)
         places = steps.kept + steps.places
         refs = places if base else steps.places
         if needed > len(places):
@@ -391,9 +383,16 @@ class Keyframer:
 
     # --- figures ------------------------------------------------------------------------------------------------------
 
+    def _tally(self, tally: Tally) -> TallyRecord:
+        lengths = [forward_lengths(request) for request in tally.pending.values()]
+        return TallyRecord(
+            tally.sources, tally.routes, tally.reasons, pack_u32(tally.pending),
+            pack_column([length for of_stage in zip(*lengths, strict=True) for length in of_stage]), *tally.entries(),
+        )  # fmt: skip
+
     def _pieces_told(self, number: int, base: bool) -> list[PiecesRecord]:
         """The pieces that have changed. Those that are not numbered, and change in every keyframe, lie apart: of them
-        none but the last are read."""
+        none but the last are read. So do those of the ledger, which are rarely read at all."""
         before, self._pieces = self._pieces, self._pieces_now()
         places = self._pieces_at = {name: place for name, place in self._pieces_at.items() if name in self._pieces}
         scattered = self._scattered(places.values()) if base else frozenset()
@@ -401,11 +400,12 @@ class Keyframer:
             name for name, piece in self._pieces.items() if before.get(name) != piece or places[name] in scattered
         }
         places.update(dict.fromkeys(changed, number))
-        numbered = {name for name in changed if name[-1].isdigit() and not name.startswith("books/pace")}
+        numbered = {name for name in changed if name[-1].isdigit()}
+        ledger = {name for name in numbered if name.startswith("books/ledger")}
         return [
             PiecesRecord(names, packed([self._pieces[name] for name in names]))
-            for names in (sorted(changed - numbered), sorted(numbered)) if names
-        ]  # fmt: skip
+            for names in map(sorted, (changed - numbered, ledger, numbered - ledger)) if names
+        ]
 
     def _pieces_now(self) -> dict[str, bytes]:
         """All pieces of the books and of the rates. Of the latter, which are long and only grow, those that do not

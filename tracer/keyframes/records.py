@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import accumulate
 from operator import attrgetter
@@ -27,13 +27,13 @@ import numpy as np
 import tracer
 from tracer.blocks import MAX_RAW
 from tracer.events import Coverage, Engine, Header, Heartbeat, HookFault, Step
-from tracer.keyframes.planes import pack_column, unpack_column
+from tracer.keyframes.planes import pack_column, pack_columns, unpack_column, unpack_columns
 from tracer.state import requests, steps
 from tracer.state.decode import DECODE_PARTS
 from tracer.state.requests import Pass, Request
 from tracer.zstd_frames import DENSE, PackingError, pack, unpack
 
-LAYOUT: Final = 3
+LAYOUT: Final = 4
 """Raised when the meaning of a record changes without its fields."""
 
 CACHES: Final = frozenset({"version", "cached_view", "cached_version", "front", "search", "search_version"})
@@ -66,7 +66,7 @@ INSTANTS: Final = (
 
 SLIM: Final = (
     "t", "n", "scheduled", "launched", "embed", "layers", "head", "logits", "sampled", "token", "end", "batch",
-    "tokens", "timing", "graph",
+    "tokens", "timing", "graph", "wait",
 )  # fmt: skip
 """What is told of a step that a pass has itself: nobody reads its members, blocks and gauges there. Each of the offsets
 is written less the one before it."""
@@ -128,7 +128,7 @@ class HistoryRecord(msgspec.Struct, array_like=True):
 
 class BatchRecord(msgspec.Struct, array_like=True):
     """`Batch`. Packed u32 pairs (key, request) of its tables; `unsettled` requests, in differences; `left` likewise,
-    columns of indices and requests; `recent` how many of the last steps it keeps to bring a roster up to date."""
+    columns of indices and requests."""
 
     members: bytes
     loose: bytes
@@ -139,7 +139,6 @@ class BatchRecord(msgspec.Struct, array_like=True):
     produced: int
     unsettled: bytes
     left: bytes
-    recent: int
 
 
 class SourceRecord(msgspec.Struct, array_like=True):
@@ -166,12 +165,14 @@ class SourceRecord(msgspec.Struct, array_like=True):
 
 
 class TallyRecord(msgspec.Struct, array_like=True):
-    """`Tally`: the words that it tells apart, requests that wait to be counted (packed u32), and `Tally.entries`."""
+    """`Tally`: the words that it tells apart, requests that wait to be counted (packed u32), how long their
+    stages 6 to 9 took as of now (`pack_column`, stage by stage), and `Tally.entries`."""
 
     sources: list[str]
     routes: list[str]
     reasons: list[str]
     pending: bytes
+    foretold: bytes
     ended: list[tuple[str, str, str, int]]
     distributions: list[tuple[str, str, str, str, int, list[int]]]
 
@@ -292,11 +293,27 @@ def columns_of(group: str) -> tuple[str, ...]:
     return tuple(name for name in names if name not in FOUND | EARLY | STEPS)
 
 
+class Layout(NamedTuple):
+    """How columns lie in a record: `numbers` has all those of numbers (`pack_columns`), then come the others."""
+
+    record: type[msgspec.Struct]
+    numbers: tuple[bool, ...]
+    """Of each column, whether it is one of numbers."""
+
+
+def _layout(name: str, columns: list[tuple[str, Any]]) -> Layout:
+    """`columns`: names and types of the fields that they are of."""
+    numbers = tuple(hint in (int, int | None) for _, hint in columns)
+    others = [
+        (column, PassesRecord if hint == list[Pass] else list.__class_getitem__(hint))
+        for (column, hint), number in zip(columns, numbers, strict=True) if not number
+    ]  # fmt: skip
+    return Layout(msgspec.defstruct(name, [("numbers", bytes), *others], array_like=True), numbers)
+
+
 def _fields(group: str) -> list[tuple[str, Any]]:
-    """Names and types of a group's columns: numbers in planes, a list of all else."""
-    apart: dict[Any, Any] = {int: bytes, int | None: bytes, list[Pass]: PassesRecord}
-    hints = ((name, _hints()[name]) for name in columns_of(group))
-    return [(name, apart.get(hint) or list.__class_getitem__(hint)) for name, hint in hints]
+    """Names and types of a group's fields."""
+    return [(name, _hints()[name]) for name in columns_of(group)]
 
 
 @functools.cache
@@ -308,27 +325,27 @@ def instants_of(group: str) -> tuple[int, ...]:
 
 
 @functools.cache
-def found_record() -> type[msgspec.Struct]:
+def found_record() -> Layout:
     """Columns of the fields by which a request is found, made from the class itself. `first_seen` is a difference from
     row to row, `received` one from `first_seen`."""
-    return msgspec.defstruct("Found", _fields("found"), array_like=True)
+    return _layout("Found", _fields("found"))
 
 
 @functools.cache
-def early_record() -> type[msgspec.Struct]:
+def early_record() -> Layout:
     """Columns of the early fields; a new field is in keyframes at once. An instant is a difference from the one before
     it in the row, the first one from `first_seen`. `id` is empty where it is the last of `ids`."""
-    return msgspec.defstruct("Early", _fields("early"), array_like=True)
+    return _layout("Early", _fields("early"))
 
 
 @functools.cache
-def late_record() -> type[msgspec.Struct]:
+def late_record() -> Layout:
     """Columns of the late fields; instants as in `early_record`."""
-    return msgspec.defstruct("Late", _fields("late"), array_like=True)
+    return _layout("Late", _fields("late"))
 
 
 @functools.cache
-def steps_record() -> type[msgspec.Struct]:
+def steps_record() -> Layout:
     """Columns of what is known of requests' steps: the fields themselves; the source whose batch each belongs to; what
     was settled; and its token instants.
 
@@ -338,18 +355,20 @@ def steps_record() -> type[msgspec.Struct]:
     (u32). The parts of decode are None in a row that has none.
     """
     columns: list[tuple[str, Any]] = [
-        ("batch", list[str]), ("runs", list[list[int] | None]), ("times", list[bytes]), ("sizes", list[bytes]),
-        *((name, bytes) for name in SETTLED),
+        ("batch", str), ("runs", list[int] | None), ("times", bytes), ("sizes", bytes),
+        *((name, int | None) for name in SETTLED),
     ]  # fmt: skip
-    return msgspec.defstruct("Steps", [*columns, *_fields("steps")], array_like=True)
+    return _layout("Steps", [*columns, *_fields("steps")])
 
 
-def laid(record: type[msgspec.Struct], rows: Iterable[Sequence[Any]]) -> msgspec.Struct:
-    """Rows, less their requests, in the columns of one of these records."""
-    columns = list(zip(*rows, strict=True)) or [() for _ in record.__struct_fields__]
-    return record(*[
-        _PACK[field.type](column) if field.type in _PACK else list(column)
-        for field, column in zip(msgspec.structs.fields(record), columns, strict=True)
+def laid(layout: Layout, rows: Iterable[Sequence[Any]]) -> msgspec.Struct:
+    """Rows, less their requests, in columns."""
+    columns = list(zip(*rows, strict=True)) or [() for _ in layout.numbers]
+    numbers = pack_columns([column for column, number in zip(columns, layout.numbers, strict=True) if number])
+    others = [column for column, number in zip(columns, layout.numbers, strict=True) if not number]
+    return layout.record(numbers, *[
+        _pack_passes(column) if field.type is PassesRecord else list(column)
+        for field, column in zip(msgspec.structs.fields(layout.record)[1:], others, strict=True)
     ])  # fmt: skip
 
 
@@ -373,40 +392,43 @@ def _pack_passes(column: Sequence[list[Pass]]) -> PassesRecord:
 def _unpack_passes(record: PassesRecord, rows: int) -> list[list[Pass]]:
     counts = unpack_column(record.counts, rows)
     size = sum(counts)
+    if min(counts, default=0) < 0:
+        raise ValueError("less than no passes")
+    if not size:
+        return [[] for _ in counts]
     steps = unpack_column(record.steps, size)
-    blocks = unpack_column(record.blocks, steps.count(None))
+    scheduled, produced = unpack_column(record.scheduled, size), unpack_column(record.produced, size)
+    if None in steps:
+        others = _steps_apart(record, steps.count(None))
+        steps = [next(others) if step is None else step for step in steps]
+    passes = list(map(Pass, steps, scheduled, produced))
+    ends = accumulate(counts)
+    return [passes[end - count : end] for count, end in zip(counts, ends, strict=True)]
+
+
+def _steps_apart(record: PassesRecord, number: int) -> Iterator[Any]:
+    """The steps of passes that have no index."""
+    blocks = unpack_column(record.blocks, number)
     own = blocks.count(None)
-    places = iter(unpack_column(record.places, len(blocks) - own))
+    places = iter(unpack_column(record.places, number - own))
     slim: Iterator[Step] = iter(())
     if own:
         columns = np.array([unpack_column(column, own) for column in record.own], np.int64).reshape(len(SLIM), own)
         columns[OFFSETS] = np.add.accumulate(columns[OFFSETS], axis=0)
         own_rows: list[list[Any]] = columns.T.tolist()
         slim = iter([Step(**dict(zip(SLIM, row, strict=True))) for row in own_rows])
-    others: Iterator[Any] = iter([next(slim) if block is None else At(block, next(places)) for block in blocks])
-    scheduled, produced = unpack_column(record.scheduled, size), unpack_column(record.produced, size)
-    passes = [
-        Pass(next(others) if step is None else step, *tokens)
-        for step, *tokens in zip(steps, scheduled, produced, strict=True)
-    ]  # fmt: skip
-    if min(counts, default=0) < 0:
-        raise ValueError("less than no passes")
-    ends = accumulate(counts)
-    return [passes[end - count : end] for count, end in zip(counts, ends, strict=True)]
+    return iter([next(slim) if block is None else At(block, next(places)) for block in blocks])
 
 
-_PACK: Final[dict[Any, Callable[[Any], Any]]] = {bytes: pack_column, PassesRecord: _pack_passes}
-
-
-def told_columns(record: type[msgspec.Struct], told: Told) -> list[list[Any]]:
-    """The columns that are told, in one of these records. Raises an exception for what is no such record."""
+def told_columns(layout: Layout, told: Told) -> list[list[Any]]:
+    """The columns that are told, laid out like this. Raises an exception for what is not."""
     rows = len(told.requests) // 4
-    columns = msgspec.structs.astuple(_decoder_of(record).decode(unpacked(told.columns)))
-    return [
-        unpack_column(column, rows) if type(column) is bytes
-        else _unpack_passes(column, rows) if type(column) is PassesRecord else column
-        for column in columns
-    ]  # fmt: skip
+    packed, *others = msgspec.structs.astuple(_decoder_of(layout.record).decode(unpacked(told.columns)))
+    numbers = iter(unpack_columns(packed, sum(layout.numbers), rows))
+    rest = iter([
+        _unpack_passes(column, rows) if type(column) is PassesRecord else column for column in others
+    ])  # fmt: skip
+    return [next(numbers) if number else next(rest) for number in layout.numbers]
 
 
 @functools.cache
@@ -419,10 +441,10 @@ def state_version() -> str:
     """Names the layout of keyframes and the code that folds events: equal versions give equal states."""
     digest = hashlib.blake2b(digest_size=12)
     digest.update(f"{LAYOUT} {tracer.__version__}".encode())
-    records = (Keyframe, Present, Told, SourceRecord, BatchRecord, HistoryRecord, BlocksRecord, TablesRecord,
-               TallyRecord, PiecesRecord, PassesRecord, found_record(), early_record(), late_record(),
-               steps_record())  # fmt: skip
-    for record in records:
+    for group in ("found", "early", "late", "steps"):
+        digest.update(repr(_fields(group)).encode())
+    for record in (Keyframe, Present, Told, SourceRecord, BatchRecord, HistoryRecord, BlocksRecord, TablesRecord,
+                   TallyRecord, PiecesRecord, PassesRecord):  # fmt: skip
         for field in msgspec.structs.fields(record):
             digest.update(f"{field.name}:{field.type}".encode())
     here = Path(__file__).parent.parent

@@ -6,141 +6,25 @@ Most requests of a state are over, and nobody looks at them: they are made when 
 
 from __future__ import annotations
 
+import functools
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields
+from itertools import chain as chained
 from itertools import repeat
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
-
 from tracer.events import unpack_u32
-from tracer.keyframes.records import (
-    CACHES,
-    SETTLED,
-    At,
-    HistoryRecord,
-    Keyframe,
-    Told,
-    columns_of,
-    early_record,
-    found_record,
-    instants_of,
-    late_record,
-    steps_record,
-    told_columns,
-)
+from tracer.keyframes.opened import Row, Rows, StepColumns, check, summed
+from tracer.keyframes.records import CACHES, SETTLED, At, HistoryRecord, columns_of, instants_of
 from tracer.keyframes.sleeping_steps import StepsOf, read_step
-from tracer.state.chunks import from_planes
 from tracer.state.decode import DECODE_PARTS
 from tracer.state.requests import Request, Settled
 from tracer.state.source import Source
+from tracer.state.step_history import StepHistory
 
-Ints = npt.NDArray[np.int64]
-Row = tuple[Any, ...]
-
-
-NEAR: Final = 8
-"""Keyframes at the end of a chain that are looked through one by one."""
-
-
-class KeyframeError(ValueError):
-    """This is no keyframe of ours, or one that contradicts itself."""
-
-
-def check(holds: bool, what: str) -> None:
-    """Raise KeyframeError unless `holds`."""
-    if not holds:
-        raise KeyframeError(what)
-
-
-class Rows:
-    """What a chain of keyframes tells of requests: by what they are found at once, all else once someone wants one of
-    the same keyframe. What is told last holds."""
-
-    def __init__(self, chain: list[Keyframe]) -> None:
-        self._chain = chain
-        self._near: dict[tuple[int, str], dict[int, int]] = {}
-        """Places of requests in the last keyframes, by keyframe and group."""
-        self._far: dict[str, tuple[dict[int, int], list[int]]] = {}
-        """By group: places of requests in all keyframes, one after the other, and where each keyframe begins."""
-        self._read: dict[tuple[int, str], list[Row]] = {}
-
-    def found(self, wanted: set[int]) -> dict[int, Row]:
-        """By what the requests `wanted` are found, with instants absolute: rows of `columns_of("found")`."""
-        missing = wanted.copy()
-        found: dict[int, Row] = {}
-        for keyframe in reversed(self._chain):  # those of now are mostly told of near the end
-            told = keyframe.found
-            serials = unpack_u32(told.requests).tolist()
-            here = missing.intersection(serials)
-            if not here:
-                continue
-            rows = dict(zip(serials, _found_rows(told), strict=True))
-            found.update({serial: rows[serial] for serial in here})
-            missing -= here
-        return found
-
-    def row(self, group: str, serial: int) -> Row:
-        """The row of a request in the group ``early``, ``late`` or ``steps``, of the latter with `last` made
-        absolute."""
-        last = len(self._chain)
-        for number in range(last - 1, max(last - NEAR, 0) - 1, -1):  # those that are live are told of here
-            places = self._near.get((number, group))
-            if places is None:
-                places = self._near[number, group] = _places(unpack_u32(self._told(number, group).requests))
-            if serial in places:
-                return self._rows(number, group)[places[serial]]
-        known = self._far.get(group)
-        if known is None:
-            serials, firsts = array("I"), []
-            for number in range(last):
-                firsts.append(len(serials))
-                serials.extend(unpack_u32(self._told(number, group).requests))
-            known = self._far[group] = (_places(serials), firsts)
-        places, firsts = known
-        place = places.get(serial)
-        if place is None:
-            raise KeyframeError("a request is not told")
-        number = bisect_right(firsts, place) - 1
-        return self._rows(number, group)[place - firsts[number]]
-
-    def _told(self, number: int, group: str) -> Told:
-        told: Told = getattr(self._chain[number], group)
-        return told
-
-    def _rows(self, number: int, group: str) -> list[Row]:
-        rows = self._read.get((number, group))
-        if rows is None:
-            columns = told_columns(_RECORDS[group](), self._told(number, group))
-            if group == "steps":
-                columns[_LAST] = np.cumsum(np.asarray(columns[_LAST], np.int64)).tolist()
-            rows = self._read[number, group] = list(zip(*columns, strict=True))
-        return rows
-
-
-def _places(serials: array[int]) -> dict[int, int]:
-    return dict(zip(serials, range(len(serials)), strict=True))
-
-
-def _found_rows(told: Told) -> Iterator[Row]:
-    """Rows of `columns_of("found")`, with instants made absolute."""
-    columns = told_columns(found_record(), told)
-    seen, received = map(columns_of("found").index, ("first_seen", "received"))
-    columns[seen] = np.cumsum(np.asarray(columns[seen], np.int64)).tolist()
-    columns[received] = [
-        None if late is None else first + late
-        for first, late in zip(columns[seen], columns[received], strict=True)
-    ]  # fmt: skip
-    return zip(*columns, strict=True)
-
-
-_RECORDS: Final = {"early": early_record, "late": late_record, "steps": steps_record}
-_LAST: Final = 4 + SETTLED.index("last")
-"""Place of `last` in `steps_record`."""
 _APART: Final = 4 + len(SETTLED)
 """Columns there before those that are fields of a request."""
 
@@ -157,20 +41,18 @@ def _absolute(row: Row, places: tuple[int, ...], origin: int) -> list[Any]:
 class Columns:
     """Token instants, batch sizes and prefill tokens of one source's steps, by index; there may be holes."""
 
-    def __init__(self, chain: list[HistoryRecord]) -> None:
+    def __init__(self, chain: Iterable[tuple[HistoryRecord, StepColumns]]) -> None:
         self._firsts: list[int] = []
-        self._parts: list[tuple[array[int], array[int], array[int]]] = []
-        for record in chain:
-            columns = array("q"), unpack_u32(record.sizes), unpack_u32(record.prefills)
-            columns[0].frombytes(summed(record.tokens).astype("=i8").tobytes())
-            check(len(columns[0]) == len(columns[1]) == len(columns[2]), "columns of different length")
+        self._parts: list[StepColumns] = []
+        for record, columns in chain:
             if self._parts and record.first == self._firsts[-1] + len(self._parts[-1][0]):
                 for column, more in zip(self._parts[-1], columns, strict=True):
                     column.extend(more)
             elif len(columns[0]):
                 check(record.first >= 0, "no such steps")
                 self._firsts.append(record.first)
-                self._parts.append(columns)
+                tokens, sizes, prefills = columns
+                self._parts.append((tokens[:], sizes[:], prefills[:]))
 
     def cut(self, first: int, length: int) -> tuple[array[int], array[int], array[int]]:
         """The columns from index `first` on."""
@@ -196,19 +78,18 @@ class Maker:
         self._steps_of = steps_of
         found, early, late, steps = map(columns_of, ("found", "early", "late", "steps"))
         self._caches = [field.default for field in fields(Request) if field.name in CACHES]
-        names = ("serial", "batch", "settled", *found, *early, *late, *steps, *_cache_names())
+        names = ("serial", *found, *early, *late, "batch", "settled", *steps, *_cache_names())
         self._order = [names.index(field.name) for field in fields(Request)]
         self._first_seen, self._ids = map(found.index, ("first_seen", "ids"))
-        self._id = len(found) + early.index("id")
+        self._id = early.index("id")
         self._passes = [steps.index("passes"), steps.index("redo")]
 
     def now(self, serial: int, found: Row) -> Request:
         """The request, of which `found` is known. Raises an exception when its rows contradict themselves."""
-        rows = self._rows
-        facts = self._facts(found, rows.row("early", serial))
-        values = self._values(serial, facts, rows.row("late", serial), rows.row("steps", serial))
-        request = Request(*[values[place] for place in self._order])
-        _check_steps(request)
+        first_seen, ids = found[self._first_seen], found[self._ids]
+        parts = [self.values(group, serial, first_seen, ids) for group in ASLEEP]
+        request = self._made(serial, found, parts)
+        _check_steps(request, None if request.batch is None else request.batch.history)
         return request
 
     def later(self, found: dict[int, Row]) -> list[Request]:
@@ -219,52 +100,80 @@ class Maker:
             deque(map(getattr(Request, name).__set__, requests, column), 0)
         return requests
 
-    def wake(self, request: Request) -> None:
-        """Fill in a sleeping request. One that contradicts itself has no steps, is lost and incomplete."""
-        serial, rows = request.serial, self._rows
-        found = tuple(getattr(request, name) for name in columns_of("found"))
-        _put(request, "__class__", Request)
+    def _made(self, serial: int, found: Sequence[Any], parts: list[list[Any]]) -> Request:
+        values = [serial, *found, *chained.from_iterable(parts), *self._caches]
+        return Request(*[values[place] for place in self._order])
+
+    def fill(self, request: Request, group: str) -> None:
+        """Tell a sleeping request the fields of a group. One that contradicts itself has no steps, is lost and
+        incomplete."""
         try:
-            facts = self._facts(found, rows.row("early", serial))
-            values = self._values(serial, facts, rows.row("late", serial), rows.row("steps", serial))
-            Request.__init__(request, *[values[place] for place in self._order])
-            _check_steps(request)
-            check(request.over is not None, "a finished request is not over")
+            values = self.values(group, request.serial, request.first_seen, request.ids)
+            for name, value in zip(names_of(group), values, strict=True):
+                _put(request, name, value)
+            if group == "late":
+                check(request.over is not None, "a finished request is not over")
+            if group == "steps" and request.batch is not None:
+                _check_steps(request, request.batch.past(request))
+                request.batch.woken(request)
         except (ValueError, TypeError, LookupError, OverflowError):
-            values = self._values(serial, self._facts(found, None), None, None)
-            Request.__init__(request, *[values[place] for place in self._order])
-            request.over = request.first_seen
-            request.lost = request.incomplete = True
+            self._spoil(request)
 
-    def _facts(self, found: Row, early: Row | None) -> list[Any]:
-        """The found and early fields as they are in a request; those of no `early` as in a new one."""
-        origin = found[self._first_seen]
-        facts = [*found, *(_defaults("early") if early is None else _absolute(early, instants_of("early"), origin))]
-        facts[self._id] = facts[self._id] or facts[self._ids][-1]
-        return facts
+    def wake(self, request: Request) -> None:
+        """Fill in all of a sleeping request."""
+        for group in ASLEEP:
+            if request.asleep and not _told(request, group):
+                self.fill(request, group)
+        if request.asleep:
+            self._awake(request)
 
-    def _values(self, serial: int, facts: list[Any], late: Row | None, steps: Row | None) -> list[Any]:
-        """Values of all fields, in the order that `_order` refers to; those of no `late` and no `steps` as in a new
-        request."""
-        head = [serial, None, Settled(), *facts]
-        head += _defaults("late") if late is None else _absolute(late, instants_of("late"), facts[self._first_seen])
-        if steps is None:
-            return [*head, *_defaults("steps"), *self._caches]
-        source, runs, times, sizes, count, last, step, token, end, *parts = steps[:_APART]
+    def _awake(self, request: Request) -> None:
+        """It has all its fields: nothing about it is special any more."""
+        for name, value in zip(_cache_names(), self._caches, strict=True):
+            _put(request, name, value)
+        _put(request, "__class__", Request)
+
+    def _spoil(self, request: Request) -> None:
+        for group in ASLEEP:
+            for name, value in zip(names_of(group), self._defaults(group, request.ids), strict=True):
+                _put(request, name, value)
+        self._awake(request)
+        request.over = request.first_seen
+        request.lost = request.incomplete = True
+
+    def _defaults(self, group: str, ids: list[str]) -> list[Any]:
+        """Values of a group's fields in a request that is new but for its ids."""
+        values = _defaults(columns_of(group))
+        if group == "early":
+            values[self._id] = ids[-1]
+        return values if group != "steps" else [None, Settled(), *values]
+
+    def values(self, group: str, serial: int, first_seen: int, ids: list[str]) -> list[Any]:
+        """Values of the fields `names_of` a group. Raises an exception when what is told contradicts itself."""
+        row = self._rows.row(group, serial)
+        if group == "steps":
+            return self._steps(row, first_seen)
+        values = _absolute(row, instants_of(group), first_seen)
+        if group == "early":
+            values[self._id] = values[self._id] or ids[-1]
+        return values
+
+    def _steps(self, row: Row, first_seen: int) -> list[Any]:
+        source, runs, times, sizes, count, last, step, token, end, *parts = row[:_APART]
         parts = [part for part in parts if part is not None]
-        head[1] = self._sources[source].batch if source else None
+        batch = self._sources[source].batch if source else None
         check(len(parts) in (0, len(DECODE_PARTS)), "another division of a step")
         instants, batches = self._tokens(source, runs, times, sizes)
         check(len(instants) == len(batches) <= count, "token instants without tokens")
-        head[2] = Settled(count, last, instants, batches, parts, step, last + token, last + token + end)
-        fields = _absolute(steps[_APART:], instants_of("steps"), last)
+        settled = Settled(count, last, instants, batches, parts, step, last + token, last + token + end)
+        fields = _absolute(row[_APART:], instants_of("steps"), last)
         for place in self._passes:
             fields[place] = [
-                part._replace(step=read_step(self._steps_of, source, *part.step, facts[self._first_seen]))
+                part._replace(step=read_step(self._steps_of, source, *part.step, first_seen))
                 if isinstance(part.step, At) else part
                 for part in fields[place]
             ]  # fmt: skip
-        return [*head, *fields, *self._caches]
+        return [batch, settled, *fields]
 
     def _tokens(
         self, source: str, runs: list[int] | None, times: bytes, sizes: bytes
@@ -282,52 +191,94 @@ class Maker:
 
 
 class SleepingRequest(Request):
-    """A request of which little is filled in yet: it becomes a `Request` as soon as anything else is asked for, or
-    changed."""
+    """A request of which little is filled in yet. A group of its fields is as soon as one of them is asked for, or
+    changed; with any other it becomes a `Request`."""
 
     __slots__ = ()
 
+    asleep = True
+
     def __getattr__(self, name: str) -> Any:
-        self._wake()
+        self._fill(name)
         return getattr(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._wake()
-        setattr(self, name, value)
+        self._fill(name)
+        if self.asleep:
+            _put(self, name, value)
+        else:
+            setattr(self, name, value)
 
     def went_on(self) -> None:
         """As in `Request`, whose `front` is something else as long as it sleeps."""
-        self._wake()
+        self._maker.wake(self)
         self.went_on()
 
-    def _wake(self) -> None:
+    @property
+    def _maker(self) -> Maker:
         maker: Maker = object.__getattribute__(self, "front")
-        maker.wake(self)
+        return maker
+
+    def _fill(self, name: str) -> None:
+        group = _groups().get(name)
+        if group is None:
+            self._maker.wake(self)
+        elif group != "found" and not _told(self, group):
+            self._maker.fill(self, group)
 
 
 _put: Final = object.__setattr__
 _asleep: Final = SleepingRequest.__new__
+
+ASLEEP: Final = ("early", "late", "steps")
+"""Groups of fields that a sleeping request lacks."""
+
+
+@functools.cache
+def names_of(group: str) -> tuple[str, ...]:
+    """The fields of a request that are filled in with a group."""
+    return columns_of(group) if group != "steps" else ("batch", "settled", *columns_of(group))
+
+
+@functools.cache
+def _groups() -> dict[str, str]:
+    """In which group a field is, those that are none of the state left out."""
+    return {name: group for group in ("found", *ASLEEP) for name in names_of(group)}
+
+
+@functools.cache
+def _first(group: str) -> Any:
+    return getattr(Request, names_of(group)[0])
+
+
+def _told(request: Request, group: str) -> bool:
+    """Whether a sleeping request has been told the fields of a group."""
+    try:
+        _first(group).__get__(request)
+    except AttributeError:
+        return False
+    return True
 
 
 def _cache_names() -> tuple[str, ...]:
     return tuple(field.name for field in fields(Request) if field.name in CACHES)
 
 
-def _defaults(group: str) -> list[Any]:
-    """Values of a group's fields in a new request."""
+def _defaults(names: Iterable[str]) -> list[Any]:
+    """Values of these fields in a new request."""
     known = {field.name: field for field in fields(Request)}
     return [
         field.default if field.default_factory is MISSING else field.default_factory()
-        for field in map(known.__getitem__, columns_of(group))
+        for field in map(known.__getitem__, names)
     ]  # fmt: skip
 
 
-def _check_steps(request: Request) -> None:
-    """What the request says of steps is about steps that its batch has, or once had."""
-    if request.batch is None:
+def _check_steps(request: Request, history: StepHistory | None) -> None:
+    """What the request says of steps is about steps that its batch had (`history`) when the keyframe was made, or once
+    before."""
+    if history is None:
         check(not (request.spans or request.passes or request.redo) and request.open_since < 0, "steps of no batch")
         return
-    history = request.batch.history
     base, last = history.base, history.last_index
     for span in request.spans:
         check(base <= span.first <= span.last <= last and 0 < span.produced <= 0xFFFF, "a span of no steps")
@@ -335,9 +286,3 @@ def _check_steps(request: Request) -> None:
         check(not isinstance(part.step, int) or base <= part.step <= last, "a pass of no step")
     check(-1 <= request.open_since <= last and not 0 <= request.open_since < base, "a run of no steps")
     check(-1 <= request.settled.step <= last, "settled beyond the last step")
-
-
-def summed(packed: bytes) -> Ints:
-    """Values of which the differences are told, in planes."""
-    values: Ints = np.add.accumulate(from_planes(packed))
-    return values

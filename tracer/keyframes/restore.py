@@ -10,30 +10,32 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain as chained
 from itertools import repeat
-from operator import lt
-from typing import Final
+from operator import itemgetter, lt
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from tracer.events import Step, unpack_u32
+from tracer.keyframes.opened import KeyframeError, Opened, Rows, check, opened, pieces_of, summed
+from tracer.keyframes.planes import unpack_column
 from tracer.keyframes.records import (
     AMENDED,
     BatchRecord,
     HistoryRecord,
-    Keyframe,
     Present,
     SourceRecord,
     TallyRecord,
+    columns_of,
     packed_version,
     state_version,
     unpacked,
 )
-from tracer.keyframes.requests import Columns, KeyframeError, Maker, Rows, check, summed
+from tracer.keyframes.requests import Columns, Maker
 from tracer.keyframes.rows import shown_bytes
 from tracer.keyframes.sleeping_steps import SleepingSteps, StepFinder, StepsLostError, StepsOf
 from tracer.state.kv import BLOCKS_SHOWN, SLOTS, BlockMap
@@ -47,7 +49,7 @@ LONGEST_CHAIN: Final = 1_000
 MOST_STEPS: Final = 1 << 20
 MOST_FINISHED: Final = 1 << 24
 
-Earlier = Callable[[int], bytes | Keyframe]
+Earlier = Callable[[int], bytes | Opened]
 
 
 def usable(content: bytes) -> bool:
@@ -56,14 +58,14 @@ def usable(content: bytes) -> bool:
 
 
 def restore(
-    chain: Sequence[bytes | Keyframe],
+    chain: Sequence[bytes | Opened],
     earlier: Earlier,
     steps_of: StepsOf,
     intact: Callable[[int], bool] = lambda number: True,
 ) -> tuple[TraceState, dict[str, int]]:
     """The state that the last keyframe of `chain` tells, and the number of the next event of each source.
 
-    The first one is whole, each further one builds upon those before it; each is bytes, or `decoded`. `earlier` gives
+    The first one is whole, each further one builds upon those before it; each is bytes, or `opened`. `earlier` gives
     those that the first one needs beside, by `Keyframe.number`, or raises KeyframeError. Steps are read from their
     blocks when someone looks at them; `intact` says of the number of a block whether that will work. Raises
     KeyframeError, and StepsLostError where it will not.
@@ -72,21 +74,11 @@ def restore(
         raise KeyframeError("no chain of keyframes")
     try:
         with without_collections():
-            return _Restoration(list(map(decoded, chain)), earlier, steps_of, intact).state()
+            return _Restoration(list(map(opened, chain)), earlier, steps_of, intact).state()
     except KeyframeError:
         raise
     except (ValueError, TypeError, LookupError, OverflowError, ArithmeticError, RecursionError) as error:
         # msgspec's errors are among these, and those of numpy and array for lengths that do not fit.
-        raise KeyframeError(f"{type(error).__name__}: {error}") from None
-
-
-def decoded(content: bytes | Keyframe) -> Keyframe:
-    """A keyframe, for `restore`, which does not change it. Raises KeyframeError for what is none."""
-    if not isinstance(content, bytes):
-        return content
-    try:
-        return _decoder().decode(content)
-    except (ValueError, TypeError, RecursionError) as error:
         raise KeyframeError(f"{type(error).__name__}: {error}") from None
 
 
@@ -103,38 +95,30 @@ def without_collections() -> Iterator[None]:
 
 
 @functools.cache
-def _decoder() -> msgspec.msgpack.Decoder[Keyframe]:
-    return msgspec.msgpack.Decoder(Keyframe)
-
-
-@functools.cache
 def _present_decoder() -> msgspec.msgpack.Decoder[Present]:
     return msgspec.msgpack.Decoder(Present)
-
-
-@functools.cache
-def _pieces_decoder() -> msgspec.msgpack.Decoder[list[bytes]]:
-    return msgspec.msgpack.Decoder(list[bytes])
 
 
 class _Restoration:
     """One state in the making."""
 
     def __init__(
-        self, chain: list[Keyframe], earlier: Earlier, steps_of: StepsOf, intact: Callable[[int], bool]
+        self, chain: list[Opened], earlier: Earlier, steps_of: StepsOf, intact: Callable[[int], bool]
     ) -> None:
-        check(chain[0].base and not any(keyframe.base for keyframe in chain[1:]), "the chain has no begin")
-        numbers = [*unpack_u32(chain[0].needs), *(keyframe.number for keyframe in chain)]
+        self._opened = chain
+        self._chain = [each.keyframe for each in chain]
+        first, last = self._chain[0], self._chain[-1]
+        check(first.base and not any(keyframe.base for keyframe in self._chain[1:]), "the chain has no begin")
+        numbers = [*unpack_u32(first.needs), *(keyframe.number for keyframe in self._chain)]
         check(all(map(lt, numbers, numbers[1:])), "keyframes out of order")
-        self._chain = chain
-        self._all = [*map(decoded, map(earlier, numbers[: -len(chain)])), *chain]
+        self._all = [*map(opened, map(earlier, numbers[: -len(chain)])), *chain]
         """The chain, and before it those that it needs for requests and pieces alone."""
-        check({keyframe.version for keyframe in self._all} == {state_version()}, "made by another version")
-        self._present = last = _present_decoder().decode(unpacked(chain[-1].present))
+        check({each.keyframe.version for each in self._all} == {state_version()}, "made by another version")
+        self._present = present = _present_decoder().decode(unpacked(last.present))
         self._steps_of = steps_of
         self._intact = intact
-        check(0 < last.keep_steps <= MOST_STEPS and 0 <= last.keep_finished <= MOST_FINISHED, "unlikely bounds")
-        self._state = TraceState(keep_finished=last.keep_finished, keep_steps=last.keep_steps)
+        check(0 < present.keep_steps <= MOST_STEPS and 0 <= present.keep_finished <= MOST_FINISHED, "unlikely bounds")
+        self._state = TraceState(keep_finished=present.keep_finished, keep_steps=present.keep_steps)
         self._requests: dict[int, Request] = {}
         self._columns: dict[str, Columns] = {}
 
@@ -157,46 +141,57 @@ class _Restoration:
     def _request_table(self) -> None:
         table, last = self._state.requests, self._present
         over: dict[int, None] = {}
-        weights: dict[int, tuple[int, int]] = {}
         for keyframe in self._chain:
-            for serial in unpack_u32(keyframe.gone):
-                over.pop(serial, None)
+            deque(map(over.pop, unpack_u32(keyframe.gone), repeat(None)), 0)
             over.update(dict.fromkeys(unpack_u32(keyframe.came)))
-        for keyframe in self._all:
-            serials, texts, tokens = summed(keyframe.weights).reshape(3, -1).tolist()
-            weights.update(zip(serials, zip(texts, tokens, strict=True), strict=True))
+        told = np.concatenate([each.weights for each in self._all], axis=1)
+        serials, *weight = told.tolist()
+        weights = dict(zip(serials, zip(*weight, strict=True), strict=True))
         live = unpack_u32(last.live)
-        rows = Rows(self._all)
-        found = rows.found({*live, *over})
+        told_rows = Rows(self._all)
+        found = told_rows.found({*live, *over})
         check(len(found) == len(live) + len(over), "a request is told twice, or not at all")
-        make = Maker(self._state.sources, self._columns, rows, self._steps_of)
+        make = Maker(self._state.sources, self._columns, told_rows, self._steps_of)
         for serial in live:
             table.live[serial] = request = make.now(serial, found[serial])
             check(request.over is None, "a live request is over")
-        table.over.update(zip(over, make.later({serial: found[serial] for serial in over}), strict=True))
-        for serial, request in table.over.items():
-            if serial in weights:
-                table._weighty[serial] = (request, *weights[serial])
+        sleeping = {serial: found[serial] for serial in over}
+        table.over.update(zip(over, make.later(sleeping), strict=True))
+        table._weighty.update(
+            (serial, (request, *weights[serial])) for serial, request in table.over.items() if serial in weights
+        )
         self._requests = {**table.live, **table.over}
-        by_key, by_name, by_id, sources = table._by_key, table._by_name, table._by_id, self._state.sources
         requests = list(self._requests.values())
-        keys, names, ids = ([getattr(request, name) for request in requests] for name in ("keys", "names", "ids"))
-        check(all(keys) and all(ids), "a request that nobody knows")
-        for index, known in ((by_key, keys), (by_id, ids)):
-            owners = chained.from_iterable(map(repeat, requests, map(len, known)))
-            index.update(zip(chained.from_iterable(known), owners, strict=True))
-        check({source for source, _ in by_key} <= sources.keys(), "a request of an unknown source")
-        by_name.update((name, [request]) for request, own in zip(requests, names, strict=True) for name in own)
-        for name, peers in last.peers.items():
-            by_name[name] = [self._requests[serial] for serial in peers]
+        rows = [*map(found.__getitem__, live), *sleeping.values()]
+        columns = dict(zip(columns_of("found"), zip(*rows, strict=True), strict=bool(rows)))
+        self._indices(requests, *(columns.get(name, ()) for name in ("keys", "names", "ids")))
         # `Request.order`, without asking each request for it.
-        instants = ((r.first_seen if r.received is None else r.received) for r in self._requests.values())
-        order = sorted(zip(instants, self._requests, strict=True))
-        table.order = [self._requests[serial] for _, serial in order]
+        instants = [
+            first if received is None else received
+            for first, received in zip(columns.get("first_seen", ()), columns.get("received", ()), strict=True)
+        ]
+        table.order = [self._requests[serial] for _, serial in sorted(zip(instants, self._requests, strict=True))]
         table._serial = last.serial
         table.finished_total = last.finished_total
         table.dropped_incomplete, table.over_incomplete = last.dropped_incomplete, last.over_incomplete
         table._texts, table._tokens = last.texts, last.tokens
+
+    def _indices(
+        self, requests: list[Request], keys: Sequence[list[tuple[str, int]]], names: Sequence[list[str]],
+        ids: Sequence[list[str]],
+    ) -> None:  # fmt: skip
+        """By what requests are found."""
+        table = self._state.requests
+        check(all(keys) and all(ids), "a request that nobody knows")
+        for index, known in ((table._by_key, keys), (table._by_id, ids), (table._by_name, names)):
+            owners: Iterator[Any] = chained.from_iterable(map(repeat, requests, map(len, known)))
+            if index is table._by_name:
+                owners = map(list, zip(owners))
+            index.update(zip(chained.from_iterable(known), owners, strict=True))  # type: ignore[arg-type]
+        sources = set(map(itemgetter(0), table._by_key))
+        check(sources <= self._state.sources.keys(), "a request of an unknown source")
+        for name, peers in self._present.peers.items():
+            table._by_name[name] = [self._requests[serial] for serial in peers]
 
     # --- sources ------------------------------------------------------------------------------------------------------
 
@@ -217,41 +212,35 @@ class _Restoration:
         source.last_step_end = record.last_step_end
         source.given_back = record.given_back
         batch = source.batch
-        steps = self._history(batch.history, record.name, record.batch.recent)
-        batch.last = steps[-1] if steps else None
+        batch.last = self._history(batch.history, record.name)
         source.gauges = batch.last if record.gauges is None else record.gauges
-        check(record.batch.recent <= (batch._recent.maxlen or 0), "more steps than there are")
-        batch._recent.extend(steps[len(steps) - record.batch.recent :])
         return source
 
-    def _chain_of(self, name: str) -> list[HistoryRecord]:
-        return [keyframe.histories[name] for keyframe in self._chain if name in keyframe.histories]
-
-    def _history(self, history: StepHistory, name: str, recent: int) -> list[Step]:
-        """Fill in a source's history; returns its last steps, `recent` of them if there are any."""
-        chain = self._chain_of(name)
-        columns = self._columns[name] = Columns(chain)
+    def _history(self, history: StepHistory, name: str) -> Step | None:
+        """Fill in a source's history; returns its last step."""
+        having = [each for each in self._opened if name in each.keyframe.histories]
+        chain: list[HistoryRecord] = [each.keyframe.histories[name] for each in having]
+        columns = self._columns[name] = Columns(zip(chain, (each.columns[name] for each in having), strict=True))
         record = chain[-1]
         base, length = record.base, record.length
-        check(base >= 0 and 0 <= length <= 2 * MOST_STEPS and recent >= 0, "no such steps")
+        check(base >= 0 and 0 <= length <= 2 * MOST_STEPS, "no such steps")
         amended: dict[int, list[int]] = {}
         for part in chain:
             for index, *values in np.frombuffer(part.amended, "<i8").reshape(-1, 1 + len(AMENDED)).tolist():
                 amended[index] = values
         last = base + length - 1
         finder = StepFinder(name, last, [ref for part in chain for ref in part.refs], amended, self._steps_of)
-        first = min(base, last + 1 - max(recent, 1 if length else 0))
-        check(finder.first <= first, "steps are missing")
-        for block in finder.blocks(first):
+        check(not length or finder.first <= base, "steps are missing")
+        for block in finder.blocks(base) if length else ():
             if not self._intact(block):
                 raise StepsLostError(block)
         history.base = base
         history.tokens, history.sizes, history.prefills = columns.cut(base, length)
         history.steps = SleepingSteps(finder, base, length, history.tokens[:])
         history._before = record.before
-        newest = [finder.step(index) for index in range(last + 1 - max(recent, min(length, 1)), last + 1)]
+        newest = history.steps[-1] if length else None
         if record.numbers is None:
-            behind = newest[-1].n + 1 if newest else 0
+            behind = newest.n + 1 if newest else 0
             history.index_of = dict(zip(range(behind - length, behind), range(base, last + 1), strict=True))
         else:
             numbers, indices = summed(record.numbers).reshape(2, -1).tolist()
@@ -325,25 +314,17 @@ class _Restoration:
         self._pieces()
 
     def _pieces(self) -> None:
-        state = self._state
-        pieces: dict[str, dict[str, bytes]] = {"books": {}, "0": {}, "1": {}, "2": {}}
-        known: set[str] = set()
-        for keyframe in reversed(self._all):  # what is told last holds
-            for record in keyframe.pieces:
-                if known.issuperset(record.names):
-                    continue
-                told = _pieces_decoder().decode(unpacked(record.pieces))
-                for name, piece in zip(record.names, told, strict=True):
-                    kind, _, rest = name.partition("/")
-                    pieces[kind].setdefault(rest, piece)
-                known.update(record.names)
+        state, pieces = self._state, pieces_of(self._all)
         for place, log in enumerate((state.received, state.scheduled, state.produced)):
             log.restore(pieces[str(place)])
         last = {name: source.batch.history.last_index for name, source in state.sources.items()}
-        state.books.restore(pieces["books"], last, self._requests.__contains__)
+        books = {kind.removeprefix("books/"): told for kind, told in pieces.items()}
+        state.books.restore(books, last, self._requests.__contains__, frozenset(state.requests.over))
 
     def _tally(self, tally: Tally, record: TallyRecord) -> None:
         tally.pending = {serial: self._requests[serial] for serial in unpack_u32(record.pending)}
+        lengths = np.array(unpack_column(record.foretold, 4 * len(tally.pending)), np.int64)
+        tally.foretold = dict(zip(tally.pending, lengths.reshape(4, -1).T.tolist(), strict=True))
         tally.sources, tally.routes, tally.reasons = record.sources, record.routes, record.reasons
         tally.ended = {(source, route, reason): count for source, route, reason, count in record.ended}
         for source, route, what, detail, total, counts in record.distributions:

@@ -36,15 +36,18 @@ class ToldSteps:
         """Index of the first step that no keyframe has told."""
         return self.first + len(self.tokens)
 
-    def catch_up(self, history: StepHistory) -> None:
-        """Take over the columns of the steps that are new in the history."""
-        if not self.tokens or history.base > self.next:  # in the latter case some came and went since
+    def catch_up(self, history: StepHistory) -> bool:
+        """Take over the columns of the steps that are new in the history; whether all of them are there. If not, some
+        came and went since, and what was known before is dropped."""
+        whole = history.base <= self.next or not self.tokens
+        if not whole or not self.tokens:
             self.first = max(self.next, history.base)
             del self.tokens[:], self.sizes[:], self.prefills[:]
         new = self.next - history.base
         self.tokens.extend(history.tokens[new:])
         self.sizes.extend(history.sizes[new:])
         self.prefills.extend(history.prefills[new:])
+        return whole
 
     def forget(self, first: int) -> None:
         """Drop the columns before index `first`."""

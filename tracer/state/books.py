@@ -6,7 +6,7 @@ without bound, and a request that was dropped long ago is still in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from tracer.events import Step
@@ -71,6 +71,11 @@ class Books:
         else:
             self.ledger.drop(request.serial)
 
+    def joined(self, old: Request, new: Request) -> None:
+        """Two requests turned out to be one, which is not over: neither has a row that counts."""
+        self.ledger.drop(old.serial)
+        self.ledger.drop(new.serial)
+
     def step(self, source: str, step: Step, length: int, wait: int, batch: int, budget: int) -> None:
         """A step of `length` ns was taken in, whose members waited for `wait` ns; `budget`: tokens that it could have
         run, -1 when that is not known."""
@@ -93,32 +98,26 @@ class Books:
         pieces.update({f"counts:{name}": piece for name, piece in self.counts.chunks().items()})
         pieces.update({f"ledger:{name}": piece for name, piece in self.ledger.chunks().items()})
         for source, track in self.tracks.items():
-            pieces.update({f"track:{name}:{source}": piece for name, piece in track.chunks().items()})
-        pieces.update({f"pace::{source}": pace.chunk() for source, pace in self.paces.items()})
+            pieces.update({f"track:{source}:{name}": piece for name, piece in track.chunks().items()})
+        pieces.update({f"pace:{source}:runs": pace.chunk() for source, pace in self.paces.items()})
         return pieces
 
-    def restore(self, pieces: Mapping[str, bytes], last: Mapping[str, int], known: Callable[[int], bool]) -> None:
-        """Take over what `chunks` told. `last`: index of the last step of each source; `known`: whether a request of
-        that number is there. Raises ValueError or KeyError for what does not hold together."""
-        parts: dict[str, dict[str, bytes]] = {}
-        for name, piece in pieces.items():
-            kind, _, rest = name.partition(":")
-            parts.setdefault(kind, {})[rest] = piece
-        self.groups.restore(pieces["groups:"])
-        self.counts.restore(parts["counts"])
-        self.ledger.restore(parts["ledger"])
-        if any(group >= len(self.groups.known) for group in self.ledger.columns()["group"]):
-            raise ValueError("a row of no group")
-        tracks: dict[str, dict[str, bytes]] = {}
-        for name, piece in parts.get("track", {}).items():
-            part, _, source = name.partition(":")
-            tracks.setdefault(source, {})[part] = piece
-        for source, told in tracks.items():
-            if source not in last:
-                raise ValueError("steps of nobody")
-            self.tracks[source] = Track()
-            self.tracks[source].restore(told)
-        for name, piece in parts.get("pace", {}).items():
-            source = name.removeprefix(":")
-            self.paces[source].restore(piece, last[source], known)
-
+    def restore(
+        self, pieces: Mapping[str, Mapping[str, bytes]], last: Mapping[str, int], known: Callable[[int], bool],
+        over: Collection[int],
+    ) -> None:  # fmt: skip
+        """Take over what `chunks` told, by what is before the last colon of a name, then what is behind it. `last`:
+        index of the last step of each source; `known`: whether a request of that number is there; `over`: which are
+        over. Raises ValueError or KeyError for what does not hold together."""
+        self.groups.restore(pieces["groups"][""])
+        self.counts.restore(pieces["counts"])
+        self.ledger.restore(pieces["ledger"], over, len(self.groups.known))
+        for name, told in pieces.items():
+            kind, _, source = name.partition(":")
+            if kind == "track":
+                if source not in last:
+                    raise ValueError("steps of nobody")
+                self.tracks[source] = Track()
+                self.tracks[source].restore(told)
+            elif kind == "pace":
+                self.paces[source].restore(told["runs"], last[source], known)

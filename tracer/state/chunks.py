@@ -3,7 +3,8 @@ not change any more. In a piece each number is less the one before it, lowest by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,3 +52,32 @@ def join(pieces: Sequence[bytes], rows: int, size: int, count: int) -> Ints:
     if table.shape[1] != count:
         raise ValueError("entries are missing")
     return table
+
+
+class Sleeping(NamedTuple):
+    """Columns of `length` entries that are still in their pieces, those numbered `numbers` behind `prefix`: read when
+    someone looks at them."""
+
+    pieces: Mapping[str, bytes]
+    prefix: str
+    numbers: range
+    length: int
+
+    def table(self, rows: int, size: int) -> Ints | None:
+        """As `join`; None where the pieces contradict themselves."""
+        try:
+            told = [self.pieces[f"{self.prefix}{number}"] for number in self.numbers]
+            return join(told, rows, size, self.length).astype(np.int64)
+        except (ValueError, TypeError, LookupError):
+            return None
+
+
+def split(
+    pieces: Mapping[str, bytes], first: int, count: int, size: int, awake: int, prefix: str = ""
+) -> tuple[Sleeping | None, list[bytes], int]:
+    """Of `count` entries from number `first` on, in pieces of `size`: those that may sleep, the last pieces, `awake` of
+    them, and how many entries these hold. Raises KeyError when one of these is missing."""
+    numbers = range(first // size, -(-(first + count) // size))
+    before = max(0, len(numbers) - awake)
+    asleep = Sleeping(pieces, prefix, numbers[:before], before * size) if before else None
+    return asleep, [pieces[f"{prefix}{number}"] for number in numbers[before:]], count - before * size

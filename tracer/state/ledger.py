@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Collection, Mapping
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,10 @@ class Ledger:
     """See the module."""
 
     def __init__(self) -> None:
+        self._asleep: _Asleep | None = None
+        """Rows before those in the columns, of a ledger from a keyframe that nobody has looked at."""
+        self._revived: set[int] = set()
+        """Requests with a row that are not over after all."""
         self.reasons: list[str] = list(KNOWN_REASONS)
         self.dropped = 0
         """Rows that were forgotten, the oldest first."""
@@ -56,7 +60,7 @@ class Ledger:
         """Number of its row, counted from the first ever, by request."""
 
     def __len__(self) -> int:
-        return len(self._columns[0])
+        return len(self._columns[0]) + (0 if self._asleep is None else self._asleep.rows)
 
     def put(self, request: Request, group: int) -> None:
         """Write the row of a request that is over."""
@@ -66,11 +70,11 @@ class Ledger:
             _ns(latency.ttft(request)), _ns(latency.tpot(request)), _own_itl(request), _ns(latency.e2e(request)),
             len(request.preemptions),
         ))  # fmt: skip
-        place = self._places.get(request.serial)
-        if place is not None and place >= self.dropped:
-            at = place - self.dropped
+        self._revived.discard(request.serial)
+        place = self._place(request.serial)
+        if place is not None:
             for column, value in zip(self._columns, row, strict=True):
-                column[at] = value
+                column[place] = value
             return
         self._places[request.serial] = self.dropped + len(self)
         for column, value in zip(self._columns, row, strict=True):
@@ -80,21 +84,37 @@ class Ledger:
 
     def drop(self, serial: int) -> None:
         """The request is not over after all: its row counts for nothing."""
+        place = self._place(serial)
+        if place is not None:
+            self._revived.add(serial)
+            self._columns[1][place] = -1
+
+    def _place(self, serial: int) -> int | None:
+        """Where the row of a request is in the columns, None when it has none."""
+        if self._asleep is not None and serial in self._asleep.known:
+            self._wake()
         place = self._places.get(serial)
-        if place is not None and place >= self.dropped:
-            self._columns[1][place - self.dropped] = -1
+        first = self.dropped + len(self) - len(self._columns[0])
+        return None if place is None or place < first else place - first
 
     def since(self, began: int) -> float | None:
         """From when on all rows are there, in s after `began` (ns); None when none was forgotten."""
+        self._wake()
         return (self._columns[1][0] - began) / NS_PER_S if self.dropped and len(self) else None
 
     def columns(self) -> dict[str, Ints]:
         """The rows of requests that are over, by column."""
+        self._wake()
         found = {name: np.array(column, np.int64) for name, column in zip(COLUMNS, self._columns, strict=True)}
         kept = found["over"] >= 0
         return found if kept.all() else {name: column[kept] for name, column in found.items()}
 
     def _forget(self, number: int) -> None:
+        if self._asleep is not None and self._asleep.rows > number:
+            self._asleep = self._asleep._replace(rows=self._asleep.rows - number)
+            self.dropped += number
+            return
+        self._wake()
         for serial in self._columns[0][:number]:
             if self._places.get(serial, -1) < self.dropped + number:
                 self._places.pop(serial, None)
@@ -115,29 +135,59 @@ class Ledger:
 
     def chunks(self) -> dict[str, bytes]:
         """All rows, in pieces that change one by one. `restore` takes them."""
+        self._wake()
         pieces = {"reasons": "\0".join(self.reasons).encode("utf-8", "surrogatepass")}
         first = self.dropped
         cut = chunks.cut(self._columns, _PIECE)
         pieces.update({str(number): piece for number, piece in enumerate(cut, first // _PIECE)})
         pieces["size"] = array("q", (first, len(self))).tobytes()
+        pieces["revived"] = array("q", sorted(self._revived)).tobytes()
         return pieces
 
-    def restore(self, pieces: Mapping[str, bytes]) -> None:
-        """Take over what `chunks` told, pieces of rows that have gone left out. Raises ValueError or KeyError."""
-        size = array("q")
+    def restore(self, pieces: Mapping[str, bytes], over: Collection[int], groups: int) -> None:
+        """Take over what `chunks` told, pieces of rows that have gone left out; the rows are not read before someone
+        looks at them. `over`: requests that may have one; `groups`: how many there are. Raises ValueError or
+        KeyError."""
+        size, revived = array("q"), array("q")
         size.frombytes(pieces["size"])
+        revived.frombytes(pieces["revived"])
         first, rows = size
         words = pieces["reasons"].decode("utf-8", "surrogatepass").split("\0")
         if not (first >= 0 and 0 <= rows < ROWS + _CHUNK and first % _CHUNK == 0) or len(words) > REASONS:
             raise ValueError("no such rows")
-        self.reasons, self.dropped = words, first
-        told = [pieces[str(number)] for number in range(first // _PIECE, -(-(first + rows) // _PIECE))]
-        for column, values in zip(self._columns, chunks.join(told, len(COLUMNS), _PIECE, rows), strict=True):
-            column.frombytes(values.astype(np.int64).tobytes())
-        reasons = np.frombuffer(self._columns[COLUMNS.index("reason")], np.int64)
-        if rows and not 0 <= reasons.min() <= reasons.max() < len(words):
-            raise ValueError("no such reason")
-        self._places = dict(zip(self._columns[0], range(first, first + rows), strict=True))
+        self.reasons, self.dropped, self._revived = words, first, set(revived)
+        sleeping, _, _ = chunks.split(pieces, first, rows, _PIECE, 0)
+        if sleeping is not None:
+            known = frozenset(over) | self._revived
+            self._asleep = _Asleep(sleeping._replace(length=rows), rows, known, len(words), groups)
+
+    def _wake(self) -> None:
+        asleep, self._asleep = self._asleep, None
+        if asleep is None:
+            return
+        table = asleep.table()
+        self._columns = [array("q", old.tobytes()) + new for old, new in zip(table, self._columns, strict=True)]
+        self._places = {**dict(zip(table[0].tolist(), range(self.dropped, self.dropped + asleep.rows), strict=True)),
+                        **self._places}  # fmt: skip
+
+
+class _Asleep(NamedTuple):
+    """The last `rows` of the rows that are still in their pieces, of the requests `known` at most."""
+
+    told: chunks.Sleeping
+    rows: int
+    known: Collection[int]
+    reasons: int
+    groups: int
+
+    def table(self) -> Ints:
+        """A row for each column. Where the pieces contradict themselves no row counts for anything."""
+        table = self.told.table(len(COLUMNS), _PIECE)
+        table = np.full((len(COLUMNS), self.rows), -1, np.int64) if table is None else table[:, -self.rows :]
+        for name, most in (("group", self.groups), ("reason", self.reasons)):
+            column = table[COLUMNS.index(name)]
+            column[(column < 0) | (column >= most)] = 0
+        return table
 
 
 def _own_itl(request: Request) -> int:
@@ -147,14 +197,16 @@ def _own_itl(request: Request) -> int:
     times, _ = decode.token_times(request)
     if len(times) < 2 or len(times) < request.output_tokens:
         return -1
-    instants, counts = np.unique(np.frombuffer(times, np.int64), return_counts=True)
+    gaps = np.diff(np.frombuffer(times, np.int64))
+    rank = max(1, math.ceil(0.99 * len(gaps)))
+    if gaps.all():
+        return int(np.partition(gaps, rank - 1)[rank - 1])
     # Several tokens at one instant share the gap before it; those that came with the first one took none.
-    gaps = np.concatenate([[0.0], np.diff(instants) / counts[1:]])
-    counts[0] -= 1
-    order = np.argsort(gaps)
-    reached = np.cumsum(counts[order])
-    rank = max(1, math.ceil(0.99 * (len(times) - 1)))
-    return int(gaps[order[int(np.searchsorted(reached, rank))]])
+    ends = np.flatnonzero(gaps)
+    counts = np.diff(ends, append=len(gaps))
+    shared = np.repeat(gaps[ends] / counts, counts)
+    none = len(gaps) - len(shared)
+    return int(np.partition(shared, rank - 1 - none)[rank - 1 - none]) if rank > none else 0
 
 
 def _ns(value: float | None) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from tracer.events import Step
 from tracer.state.view import RequestView
@@ -80,6 +80,9 @@ class Settled:
 @dataclass(slots=True, eq=False)
 class Request:
     """See the module. `serial` is the order of first appearance; `first_seen` the instant of the first event."""
+
+    asleep: ClassVar[bool] = False
+    """Whether most of it is still to be read (`tracer.keyframes`): to look at it is dear."""
 
     serial: int
     first_seen: int

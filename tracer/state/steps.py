@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 from tracer.events import Roster, Step, StepDevice, unpack_u32
@@ -23,8 +24,9 @@ from tracer.state.step_history import StepHistory
 _ROOM: Final = 4 * 65_536
 """Bytes of `joined` that are read: no batch has more members, a hostile event might."""
 RECENT: Final = 64
-"""Steps whose deltas are kept to bring a roster of an earlier step up to date, and requests that left lately, whose
-views change when device times arrive."""
+"""Requests that left lately, whose views change when device times arrive."""
+LAG: Final = 16
+"""By how many steps a roster may be late: it is brought up to date with their deltas. So many steps are always kept."""
 
 
 class Batch:
@@ -56,12 +58,16 @@ class Batch:
         self.count = 0
         self.produced = 0
         """Output tokens of all steps so far."""
-        self._keep = max(1, keep)
+        self._keep = max(LAG, keep)
         self._member = member
         self._first_token = first_token
         self.pace = pace
         self._unsettled: dict[int, Request] = {}
-        self._recent: deque[Step] = deque(maxlen=RECENT)
+        """Requests that refer to steps of the history."""
+        self._sleeping: dict[int, Request] = {}
+        """Those among them that were asleep when steps were dropped: they are settled when they wake."""
+        self._dropped: list[tuple[StepHistory, int]] = []
+        """For them, the history before each time, and the first index that stayed."""
         self._left: deque[tuple[int, Request]] = deque(maxlen=RECENT)
 
     # --- events -------------------------------------------------------------------------------------------------
@@ -111,15 +117,9 @@ class Batch:
         self.last = step
         self.expected = step.n + 1
         self.count += 1
-        self._recent.append(step)
-        if self.room < 0:
+        if len(history.steps) > self._keep + max(LAG, self._keep // 4):
             self._trim(index + 1 - self._keep)
         return True
-
-    @property
-    def room(self) -> int:
-        """Steps that the history takes until it is trimmed."""
-        return self._keep + max(64, self._keep // 4) - len(self.history.steps)
 
     def device(self, event: StepDevice) -> bool:
         """Amend a step with its device times. Returns False when it is not kept."""
@@ -140,7 +140,11 @@ class Batch:
         """
         later: list[Step] = []
         if self.expected is not None and event.n + 1 < self.expected:
-            later = [step for step in self._recent if step.n > event.n]
+            for step in islice(reversed(self.history.steps), LAG):
+                if step.n <= event.n:
+                    break
+                later.append(step)
+            later.reverse()
             if len(later) != self.expected - event.n - 1:
                 return
         else:
@@ -186,6 +190,7 @@ class Batch:
         """The source ended: nobody is a member any more."""
         for request in self.members.values():
             self._close(request)
+            self._left.append((self.history.last_index, request))
         self.members, self.loose, self.doubtful = {}, {}, {}
 
     def exchange(self, key: int, old: Request, new: Request) -> None:
@@ -200,8 +205,8 @@ class Batch:
 
     def forget(self, request: Request) -> None:
         """The request was dropped: it leaves every table."""
-        self._unsettled.pop(request.serial, None)
-        if request.open_since >= 0:
+        self._wake_no_more(request)
+        if self._unsettled.pop(request.serial, None) is not None and request.open_since >= 0:
             self._close(request)
         self.pace.closed(request.serial)
         for source_key in request.keys:
@@ -358,9 +363,37 @@ class Batch:
             request.unseen = max(0, output - told)
             request.incomplete = True
 
+    # --- what the history drops
+
     def _trim(self, base: int) -> None:
-        history = self.history
-        self._unsettled = {
-            serial: request for serial, request in self._unsettled.items() if decode.settle(request, history, base)
-        }
+        history, asleep = self.history, False
+        unsettled: dict[int, Request] = {}
+        for serial, request in self._unsettled.items():
+            if request.asleep:
+                self._sleeping[serial] = request
+                asleep = True
+            elif decode.settle(request, history, base):
+                unsettled[serial] = request
+        self._unsettled = unsettled
+        if asleep or self._sleeping:
+            self._dropped.append((history.copy(), base))
         history.trim(base)
+
+    def past(self, request: Request) -> StepHistory:
+        """The history to which a request refers that was asleep until now."""
+        return self._dropped[0][0] if request.serial in self._sleeping else self.history
+
+    def woken(self, request: Request) -> None:
+        """A request is not asleep any more: what has been dropped of its steps is copied out now."""
+        if request.serial not in self._sleeping:
+            return
+        refers = False
+        for history, base in self._dropped:
+            refers = decode.settle(request, history, base)
+        self._wake_no_more(request)
+        if refers:
+            self._unsettled[request.serial] = request
+
+    def _wake_no_more(self, request: Request) -> None:
+        if self._sleeping.pop(request.serial, None) is not None and not self._sleeping:
+            self._dropped = []

@@ -18,7 +18,7 @@ from typing import Final
 from tracer.clock import NS_PER_S
 from tracer.stages import Stage
 from tracer.state.requests import Request
-from tracer.state.waterfall import request_spans
+from tracer.state.waterfall import stage_lengths
 
 _STAGES: Final = tuple(stage.id for stage in Stage)
 
@@ -92,6 +92,9 @@ class Tally:
         self.distributions: dict[Key, Distribution] = {}
         self.pending: dict[int, Request] = {}
         """Requests that are over and wait to be counted, by serial."""
+        self.foretold: dict[int, Sequence[int]] = {}
+        """What a keyframe tells of some of these: how long stages 6 to 9 took (`waterfall.forward_lengths`), if nothing
+        more comes."""
         self.routes: list[str] = []
         self.reasons: list[str] = []
         self.sources: list[str] = []
@@ -123,6 +126,7 @@ class Tally:
         request.tallied = True
         self.pending.pop(request.serial, None)
         self._count(request)
+        self.foretold.pop(request.serial, None)
 
     def whole(self, now: int | None = None) -> Tally:
         """A copy that has those that wait to be counted too: all of them once the trace is over (None), before that,
@@ -130,7 +134,7 @@ class Tally:
         until = None if now is None else now - SETTLED_NS
         made = Tally()
         made.sources, made.routes, made.reasons = [*self.sources], [*self.routes], [*self.reasons]
-        made.ended = dict(self.ended)
+        made.ended, made.foretold = dict(self.ended), self.foretold
         for key, each in self.distributions.items():
             copy = made.distribution(key)
             copy.counts, copy.total = [*each.counts], each.total
@@ -147,9 +151,10 @@ class Tally:
             self.distribution((source, route, "input", "")).add(request.prompt_tokens)
         if request.engaged:
             self.distribution((source, route, "output", "")).add(request.output_tokens)
-        for stage, span in zip(_STAGES, request_spans(request, request.over or 0), strict=True):
-            if span.begin is not None and span.end is not None:
-                self.distribution((source, route, "stage", stage)).add(max(0, span.end - span.begin))
+        foretold = self.foretold.get(request.serial) if request.asleep else None
+        for stage, length in zip(_STAGES, stage_lengths(request, foretold), strict=True):
+            if length >= 0:
+                self.distribution((source, route, "stage", stage)).add(length)
 
     def entries(self) -> tuple[list[tuple[str, str, str, int]], list[tuple[str, str, str, str, int, list[int]]]]:
         """All that is counted, as plain rows in order of appearance: `ended` with its counts, and of each histogram its

@@ -301,6 +301,7 @@ class TraceState:
             source = self.sources[name]
             source.batch.exchange(key, old, new)
             source.blocks.exchange(old, new)
+        self.books.joined(old, new)
 
     def _forgotten(self, request: Request) -> None:
         self.tally.end(request)
@@ -407,7 +408,8 @@ class TraceState:
         source.cover(event)
         self._coverage.clear()
         for request in self.requests.order:
-            request.version += 1
+            if not request.asleep:
+                request.version += 1
 
     def _coverage_of(self, request: Request) -> Mapping[int, Coverage]:
         """How each stage of a request is covered: by its own processes, or, where they say nothing, by any other."""

@@ -40,6 +40,8 @@ class Track:
     def __init__(self) -> None:
         self._grains: list[list[array[int]]] = [[array("q") for _ in FIELDS] for _ in GRAINS]
         self._dropped = [0] * len(GRAINS)
+        self._asleep: list[chunks.Sleeping | None] = [None] * len(GRAINS)
+        """Columns behind those, before the others, of a track from a keyframe."""
 
     def add(
         self, t: int, length: int, wait: int, batch: int, tokens: int, used: int, cached: int, free: int, waiting: int
@@ -47,14 +49,16 @@ class Track:
         """A step of `length` ns began at `t` (ns), `wait` ns after its members were last worked on."""
         told = (wait, batch, tokens, used, cached, free, waiting)
         new = (t, 1, length, length, *(min(value, _MOST) for value in told))
-        for place, ((grain, kept), columns) in enumerate(zip(GRAINS, self._grains, strict=True)):
+        for place, (grain, kept) in enumerate(GRAINS):
+            columns, asleep = self._grains[place], self._asleep[place]
             begin = t - t % grain
             begins = columns[0]
             if not begins or begin > begins[-1]:
                 for column, value in zip(columns, (begin, *new[1:]), strict=True):
                     column.append(value)
-                if len(begins) >= kept + _CHUNK:
-                    for column in columns:
+                if len(begins) + (asleep.length if asleep else 0) >= kept + _CHUNK:
+                    self._wake()
+                    for column in self._grains[place]:
                         del column[:_CHUNK]
                     self._dropped[place] += _CHUNK
                 continue
@@ -71,6 +75,7 @@ class Track:
     def columns(self, since: int) -> tuple[int, dict[str, Ints]]:
         """Length of a column (ns), and the columns from the instant `since` on: the finer ones, if they reach so far
         back."""
+        self._wake()
         for place, ((grain, _), columns) in enumerate(zip(GRAINS, self._grains, strict=True)):
             begins = columns[0]
             if place == len(GRAINS) - 1 or not self._dropped[place] or (begins and begins[0] <= since):
@@ -83,6 +88,7 @@ class Track:
 
     def chunks(self) -> dict[str, bytes]:
         """All columns, in pieces that change one by one. `restore` takes them."""
+        self._wake()
         pieces = {"sizes": array("q", [*self._dropped, *(len(columns[0]) for columns in self._grains)]).tobytes()}
         for place, columns in enumerate(self._grains):
             first = self._dropped[place]
@@ -100,7 +106,18 @@ class Track:
             first, size = sizes[place], sizes[len(GRAINS) + place]
             if first < 0 or first % _CHUNK or not 0 <= size < kept + _CHUNK:
                 raise ValueError("no such columns")
-            told = [pieces[f"{place}/{number}"] for number in range(first // _PIECE, -(-(first + size) // _PIECE))]
-            whole = chunks.join(told, len(FIELDS), _PIECE, size)
+            self._asleep[place], told, count = chunks.split(pieces, first, size, _PIECE, 1, f"{place}/")
+            whole = chunks.join(told, len(FIELDS), _PIECE, count)
             self._dropped[place] = first
             self._grains[place] = [array("q", row.astype(np.int64).tobytes()) for row in whole]
+
+    def _wake(self) -> None:
+        for place, asleep in enumerate(self._asleep):
+            if asleep is None:
+                continue
+            table = asleep.table(len(FIELDS), _PIECE)
+            columns, self._asleep[place] = self._grains[place], None
+            if table is None:  # the file contradicts itself: these columns have gone
+                self._dropped[place] += -(-asleep.length // _CHUNK) * _CHUNK
+                continue
+            self._grains[place] = [array("q", a.tobytes()) + b for a, b in zip(table, columns, strict=True)]

@@ -7,7 +7,7 @@ missing, or cannot be measured on this engine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tracer.clock import NS_PER_MS
@@ -42,19 +42,43 @@ NOTHING: Final = Span(None, None)
 
 def request_spans(request: Request, until: int) -> list[Span]:
     """The twelve stages of a request as intervals, in order. `until` (ns) ends what goes on, for the waits in it."""
-    queue = _admission(request)
-    first = _first_pass(request)
     return [
+        *_before_forward(request), *_forward(request), _stream(request), decode_span(request, until), _teardown(request)
+    ]  # fmt: skip
+
+
+def stage_lengths(request: Request, forward: Sequence[int] | None = None) -> list[int]:
+    """How long each stage of a request that is over took (ns), -1 where that is not known. `forward`: those of stages 6
+    to 9 (`forward_lengths`), for which steps have to be read, where they are known."""
+    return [
+        *map(_length, _before_forward(request)),
+        *(forward_lengths(request) if forward is None else forward),
+        *map(_length, (_stream(request), Span(*_decode_ends(request)), _teardown(request))),
+    ]
+
+
+def forward_lengths(request: Request) -> list[int]:
+    """As `stage_lengths`, stages 6 to 9 alone."""
+    return [_length(span) for span in _forward(request)]
+
+
+def _length(span: Span) -> int:
+    return -1 if span.begin is None or span.end is None else max(0, span.end - span.begin)
+
+
+def _before_forward(request: Request) -> tuple[Span, Span, Span, Span, Span]:
+    """Stages 1 to 5."""
+    return (
         _ordered(request.received, request.receive_end),
         _ordered(request.template_begin, request.template_end),
         _ordered(request.tokenise_begin, request.tokenise_end),
-        queue,
+        _admission(request),
         _ordered(request.lookup, request.scheduled),
-        *_forward(request, first),
-        _stream(request),
-        decode_span(request, until),
-        _ordered(latency.last_token(request), latency.released(request)),
-    ]
+    )
+
+
+def _teardown(request: Request) -> Span:
+    return _ordered(latency.last_token(request), latency.released(request))
 
 
 def stage_rows(
@@ -241,9 +265,9 @@ def _first_pass(request: Request) -> Step | None:
     return _step(request.passes[-1], request.batch.history if request.batch is not None else None)
 
 
-def _forward(request: Request, first: Step | None) -> tuple[Span, Span, Span, Span]:
+def _forward(request: Request) -> tuple[Span, Span, Span, Span]:
     """Stages 6 to 9."""
-    prefill = _prefill(request)
+    prefill, first = _prefill(request), _first_pass(request)
     if first is None:
         return NOTHING, prefill, NOTHING, NOTHING
     t, estimated = first.t, first.timing == Timing.ESTIMATED
@@ -313,12 +337,9 @@ def _stream(request: Request) -> Span:
 
 def decode_span(request: Request, until: int) -> Span:
     """First to last token. Waiting: time in which no step ran for it, preemptions included."""
-    begin = request.first_token
+    begin, end = _decode_ends(request)
     if begin is None:
         return NOTHING
-    end = latency.last_token(request)
-    if end is not None and end < begin:
-        end = None
     limit = until if end is None else end
     waits: list[tuple[int, int | None]] = [
         (max(start, begin), min(stop, limit)) for start, stop in request.holes if stop > begin and start < limit
@@ -337,6 +358,13 @@ def decode_span(request: Request, until: int) -> Span:
         wait += max(0, limit - waits[-1][0])
     named = tuple([(name, value) for name, value in zip(decode.DECODE_PARTS, parts, strict=True) if value])
     return Span(begin, end, tuple(waits), wait, named, request.batch is not None and _estimated(request))
+
+
+def _decode_ends(request: Request) -> tuple[int | None, int | None]:
+    """First and last token (ns)."""
+    begin = request.first_token
+    end = None if begin is None else latency.last_token(request)
+    return begin, None if begin is None or end is None or end < begin else end
 
 
 def _tail(request: Request, parts: list[int], end: int) -> None:
@@ -360,12 +388,15 @@ def _estimated(request: Request) -> bool:
 def _unanchored(request: Request) -> list[tuple[int, int, int | None, bool]]:
     """Tokens that were seen although the first one was not: drawn as far as they were seen."""
     batch = request.batch
-    spans = list(decode.spans(request))
-    if batch is None or not spans or request.first_token is not None:
+    if batch is None or request.first_token is not None:
         return []
-    begin = batch.history.token(spans[0].first)
-    end = None if request.open_since >= 0 and request.over is None else batch.history.token(spans[-1].last)
-    return [(begin, int(Stage.DECODE), end, False)]
+    first = next(iter(request.settled.times), None)
+    if first is None:
+        first = next((batch.history.token(span.first) for span in decode.spans(request)), None)
+    last = decode.last_token(request)
+    if first is None or last is None:
+        return []
+    return [(first, int(Stage.DECODE), None if request.open_since >= 0 and request.over is None else last, False)]
 
 
 def _layers(step: Step) -> tuple[int, int]:

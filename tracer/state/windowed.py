@@ -56,41 +56,32 @@ class WindowedCounts:
         self._rings: list[dict[int, Slot]] = [{} for _ in SLOTS]
         """Slots by number (time over length) of each window."""
         self._heads = [-1] * len(SLOTS)
-        self._times = array("q")
-        self._series = array("i")
-        self._values = array("d")
-        self._weights = array("q")
+        self._pending: list[tuple[int, int, float, int]] = []
+        """Samples that are in no slot yet: time, series, value and weight."""
 
     def add(self, t: int, series: int, value_ns: float, weight: int = 1) -> None:
         """Count `weight` samples of `value_ns` in a series at trace time `t` (ns)."""
-        self._times.append(t)
-        self._series.append(series)
-        self._values.append(value_ns)
-        self._weights.append(weight)
-        if len(self._times) >= _PENDING:
+        self._pending.append((t, series, value_ns, weight))
+        if len(self._pending) >= _PENDING:
             self.flush()
 
     def sums(self) -> WindowSums:
         """What the series of each row have in all."""
-        begin, self._summed = self._summed, len(self._times)
+        begin, self._summed = self._summed, len(self._pending)
         if begin < self._summed:
-            buckets = bucket_indices(np.frombuffer(self._values, np.float64)[begin:])
-            rows = self._rows[np.frombuffer(self._series, np.int32)[begin:]]
-            weights = np.frombuffer(self._weights, np.int64)[begin:]
-            self._sums.add(np.frombuffer(self._times, np.int64)[begin:], rows, buckets, weights)
+            times, series, values, weights = _columns(self._pending[begin:])
+            self._sums.add(times, self._rows[series], bucket_indices(values), weights)
         return self._sums
 
     def flush(self) -> None:
         """Sort what is pending into the slots. What is read is the same whenever this is called."""
-        if not self._times:
+        if not self._pending:
             return
         self.sums()
         self._summed = 0
-        times = np.frombuffer(self._times, np.int64)
-        series = np.frombuffer(self._series, np.int32).astype(np.int64)
-        buckets = bucket_indices(np.frombuffer(self._values, np.float64))
-        weights = np.frombuffer(self._weights, np.int64)
-        self._times, self._series, self._values, self._weights = array("q"), array("i"), array("d"), array("q")
+        times, series, values, weights = _columns(self._pending)
+        self._pending = []
+        buckets = bucket_indices(values)
         keys = series * STRIDE + np.where(series >= COARSE, buckets // COARSENESS, buckets)
         self.total = _merge([self.total, Slot(keys.astype(np.int32), weights)])
         for window, (number, length) in enumerate(SLOTS):
@@ -134,7 +125,7 @@ class WindowedCounts:
         if len(heads) != len(SLOTS):
             raise ValueError("no such windows")
         self.total, self._heads = _unpacked(pieces["total"]), heads.tolist()
-        for name, piece in pieces.items():
+        for name in pieces:
             window, _, slot = name.partition("/")
             if not slot:
                 continue
@@ -143,7 +134,7 @@ class WindowedCounts:
                 raise ValueError("no such window")
             head = self._heads[place]
             if head - SLOTS[place][0] < number <= head:
-                self._rings[place][number] = _unpacked(piece)
+                self._rings[place][number] = _unpacked(pieces[name])
         self._sum_up()
 
     def _sum_up(self) -> None:
@@ -157,6 +148,12 @@ class WindowedCounts:
             rows = self._rows[slot.keys // STRIDE]
             kept = rows >= 0
             np.add.at(counts, (rows[kept], slot.keys[kept] % STRIDE), slot.counts[kept])
+
+
+def _columns(samples: list[tuple[int, int, float, int]]) -> tuple[Ints, Ints, npt.NDArray[np.float64], Ints]:
+    times, series, values, weights = zip(*samples, strict=True)
+    whole = [np.array(column, np.int64) for column in (times, series, weights)]
+    return whole[0], whole[1], np.array(values, np.float64), whole[2]
 
 
 def _merge(slots: Sequence[Slot]) -> Slot:
