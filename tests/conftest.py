@@ -15,8 +15,8 @@ settings.register_profile("tracer", deadline=None, suppress_health_check=[Health
 settings.load_profile("tracer")
 
 
-# Hundreds of programs are started here: where no byte code is kept, each of them would compile the whole tree again, and
-# every run of the tests the tests.
+# Hundreds of programs are started here: where no byte code is kept, each of them would compile the whole tree again,
+# and every run of the tests the tests.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -1,7 +1,7 @@
 """When an app under test has nothing left to do, told by its event loop.
 
-Textual's pilot looks at the processor's clock for it: at least 20 ms a key, and on a busy machine, or beside a thread that
-works, up to a second, after which it goes on whether the app has come to rest or not.
+Textual's pilot looks at the processor's clock for it: that takes at least 20 ms a key, and on a busy machine, or beside
+a thread that works, up to a second, after which it goes on whether the app has come to rest or not.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ PATIENCE_S = 30.0
 
 
 async def at_rest(*_seconds: float) -> None:
-    """Return when the loop has nothing to run, no thread of its works, and what was drawn is on the screen: whatever
-    happens next is started by a timer, by another program or by the test. (It takes the place of a function that is told
-    how long to wait.)"""
+    """Return when the loop has nothing to run, no thread of its works, and what was drawn is on the screen: what happens
+    next is started by a timer, by another program or by the test. (Stands for a function that is told how long to wait.)
+    """
     loop: Any = asyncio.get_running_loop()
     deadline = time.monotonic() + PATIENCE_S
     quiet = 0
