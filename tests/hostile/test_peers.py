@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.terminal import Terminal
+from tests.effort import thinned
 from tests.hostile.doors import check, check_sent, run
 from tests.hostile.files import recording
 from tests.hostile.payloads import MARK, STREAMS
@@ -29,7 +30,7 @@ def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("kind", thinned(STREAMS, 3))
 def test_whatever_a_peer_sends_is_folded_and_printed_as_text(kind: str) -> None:
     for number in range(6):
         pick = random.Random(f"{kind} {number}")

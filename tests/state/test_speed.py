@@ -95,6 +95,7 @@ def many() -> TraceState:
     return state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reverse", [False, True], ids=["finished", "decoding"])
 def test_a_page_of_ten_thousand_requests_fits_a_frame(many: TraceState, reverse: bool) -> None:
     snapshot = many.snapshot(limit=60, reverse=reverse)

@@ -19,8 +19,8 @@ PATIENCE_S = 30.0
 
 
 async def at_rest(*_seconds: float) -> None:
-    """Return when the loop has nothing to run, no thread of its works, and what was drawn is on the screen: what happens
-    next is started by a timer, by another program or by the test. (Stands for a function that is told how long to wait.)
+    """Return when the loop has nothing to run, no thread of its works, and what was drawn is on the screen: all that
+    follows is started by a timer, another program or the test. (Stands for a function that is told how long to wait.)
     """
     loop: Any = asyncio.get_running_loop()
     deadline = time.monotonic() + PATIENCE_S
