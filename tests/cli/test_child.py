@@ -175,9 +175,11 @@ async def test_a_stopped_tracer_does_not_hold_up_the_command(tmp_path: Path) -> 
 async def test_starting_costs_little(tmp_path: Path) -> None:
     """The guardian is a bare interpreter: well under the start of any engine."""
     best = float("inf")
-    for _ in range(5):
+    for _ in range(20):  # the machine may be busy
         begin = time.monotonic()
         child = await start(["true"], tmp_path / "log")
         await child.wait()
         best = min(best, time.monotonic() - begin)
+        if best < 0.5:
+            break
     assert best < 0.5
