@@ -46,16 +46,13 @@ def _working(executor: ThreadPoolExecutor | None) -> bool:
 
 
 def _painted() -> bool:
-    """Do what waits for the next turn of the screen; whether there was something."""
-    screens = active_app.get()._screen_stack
-    if not screens or not (screen := screens[-1]).is_running:
-        return False
-    due = (screen._layout_required or screen._scroll_required or screen._repaint_required or screen._dirty_widgets
-           or screen._recompose_required or screen._callbacks)  # fmt: skip
-    if due and screen.is_current and not screen.app._batch_count:
-        screen._on_timer_update()
-        return True
-    return False
+    """Do what waits for the next turn of the screens, in front or behind; whether there was something."""
+    done = False
+    for screen in active_app.get()._screen_stack:
+        if screen.is_running and not screen.app._batch_count and screen._update_timer._active.is_set():
+            screen._on_timer_update()
+            done = True
+    return done
 
 
 def install() -> None:
