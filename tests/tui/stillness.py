@@ -46,10 +46,14 @@ def _working(executor: ThreadPoolExecutor | None) -> bool:
 
 
 def _painted() -> bool:
-    """Do what waits for the next turn of the screens, in front or behind; whether there was something."""
-    done = False
-    for screen in active_app.get()._screen_stack:
-        if screen.is_running and not screen.app._batch_count and screen._update_timer._active.is_set():
+    """Do what waits for the next turn of the screens, in front or behind, or for a moment without another size; whether
+    there was something."""
+    running: Any = active_app.get()
+    done = running._resize_timer is not None
+    if done:
+        running._check_resize()
+    for screen in running._screen_stack:
+        if screen.is_running and not running._batch_count and screen._update_timer._active.is_set():
             screen._on_timer_update()
             done = True
     return done
