@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -17,16 +18,33 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["tracer", "tracer.cli", "tracer.state.trace_state", "tracer.bus", "tracer.publisher", "tracer.export.text",
-     "tracer.export.jsondoc", "tracer.exports", "tracer.export.page_file",
-     "tracer.export.metrics", "tracer.outlets", "tracer.hardware.gauge", "engine_hooks",
-     "engine_hooks.transformers_cb", "engine_hooks.inject"],
+MODULES = (
+    "tracer", "tracer.cli", "tracer.state.trace_state", "tracer.bus", "tracer.publisher", "tracer.export.text",
+    "tracer.export.jsondoc", "tracer.exports", "tracer.export.page_file",
+    "tracer.export.metrics", "tracer.outlets", "tracer.hardware.gauge", "engine_hooks",
+    "engine_hooks.transformers_cb", "engine_hooks.inject",
 )  # fmt: skip
-def test_neither_an_engine_nor_the_screen_is_loaded(module: str) -> None:
-    loaded = loaded_by(f"import {module}")
-    assert not loaded & {*ENGINES, "textual"}
+
+
+@pytest.fixture(scope="module")
+def loaded_after() -> dict[str, set[str]]:
+    """Which of the engines and Textual are there after each module was loaded without any other of ours; into one
+    interpreter, in this order."""
+    code = f"""
+import importlib, json, sys
+for name in {MODULES!r}:
+    importlib.import_module(name)
+    print(json.dumps([name, sorted({{*{ENGINES!r}, "textual"}} & {{*sys.modules}})]))
+    for ours in [other for other in sys.modules if other.partition(".")[0] in ("tracer", "engine_hooks")]:
+        del sys.modules[ours]
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    return {name: set(found) for name, found in map(json.loads, done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_neither_an_engine_nor_the_screen_is_loaded(module: str, loaded_after: dict[str, set[str]]) -> None:
+    assert loaded_after[module] == set()
 
 
 def test_the_screen_loads_no_engine() -> None:

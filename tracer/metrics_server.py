@@ -21,6 +21,8 @@ from tracer.extras import wants
 LOCAL: Final = "127.0.0.1"
 PATIENCE_S: Final = 5.0
 """How long an answer is waited for, and a client that says nothing."""
+LOOK_S: Final = 0.1
+"""How often the server looks whether it is to end: as long may leaving take."""
 MOST_AT_ONCE: Final = 8
 """Requests that are answered at once; further ones wait to be accepted."""
 
@@ -60,7 +62,7 @@ class Endpoint:
         self._server.set_app(self._answer)
         self._read: Read | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(LOOK_S,), name="metrics", daemon=True)
         self._thread.start()
         self.url = f"http://{_shown(self._server.server_name)}:{self._server.server_port}/metrics"
         """Where it is."""

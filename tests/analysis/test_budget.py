@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tracer.analysis.budget import Budget, budget, sentence
 from tracer.analysis.capacity import capacity, pool, saturated_wait_s, throughput
 from tracer.analysis.costs import Costs, Counting
@@ -179,7 +180,7 @@ def test_a_slider_can_drive_it() -> None:
     assert sorted(times)[len(times) // 2] < 0.005
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     name=st.sampled_from(sorted(PRESETS)), device=st.sampled_from(sorted(DEVICES)), prompt=st.integers(1, 200_000),
     hit=st.floats(0, 1), output=st.integers(1, 5000), batch=st.integers(1, 2000), context=st.integers(0, 100_000),

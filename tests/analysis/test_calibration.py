@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.test_fit import LLAMA, steps
+from tests.effort import examples
 from tests.tui.timeline import Timeline
 from tracer.analysis import calibration
 from tracer.analysis.beside import Beside
@@ -118,7 +119,7 @@ def test_only_so_many_engines_are_kept_and_the_newest_stay(engine: EngineView, t
     assert load(path).fitted(replace(engine, version="0")) is None
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=200) | VALUES.map(lambda value: json.dumps(value).encode()))
 def test_no_content_of_the_file_is_an_error(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "c.json"

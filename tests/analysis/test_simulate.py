@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tracer.analysis import simulate as module
 from tracer.analysis.errors import AnalysisError
 from tracer.analysis.observed import Arrival, Settings
@@ -143,7 +144,7 @@ def run(told: list[tuple[float, int, int]], room: Settings) -> tuple[list[Arriva
     return asked, simulate(asked, room, replace(STEP, host_ms=1.0, context_ms=0.001))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(told=plans, room=rooms)
 def test_every_token_comes_out_in_order_whatever_is_asked(told: list[tuple[float, int, int]], room: Settings) -> None:
     asked, done = run(told, room)
@@ -159,7 +160,7 @@ def test_every_token_comes_out_in_order_whatever_is_asked(told: list[tuple[float
     assert (done.cached <= [each.prompt - 1 for each in asked]).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(told=plans, room=rooms)
 def test_reckoning_stretches_at_once_changes_nothing(told: list[tuple[float, int, int]], room: Settings) -> None:
     _, quick = run(told, room)

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tests.effort import thinned
 from tests.state import traces
 from tests.tui.timeline import Timeline
 from tracer.analysis.devices import DEVICES
@@ -18,7 +19,7 @@ from tracer.analysis.models import load_model
 from tracer.analysis.observed import Observed, observe
 from tracer.analysis.simulate import simulate
 from tracer.analysis.step_model import StepModel
-from tracer.analysis.whatif import Factor, describe, label, parse_changes, what_if
+from tracer.analysis.whatif import Factor, Prediction, describe, label, parse_changes, what_if
 from tracer.export.whatif_text import whatif_document, whatif_text
 from tracer.state.trace_state import TraceState
 from tracer.text import cell_width
@@ -34,6 +35,12 @@ def busy() -> Observed:
 def fitted(busy: Observed) -> Fit:
     """Its fit; on the CPU that the trace says it ran on."""
     return fit_trace(busy)
+
+
+@pytest.fixture(scope="module")
+def doubled(busy: Observed, fitted: Fit) -> Prediction:
+    """What twice the rate would do."""
+    return what_if(busy, "rate×2", fitted=fitted, replicates=2)
 
 
 def test_changes_are_read_as_they_are_written() -> None:
@@ -92,12 +99,12 @@ def test_the_replay_of_what_was_recorded_is_close_to_it(busy: Observed, fitted: 
 
 @pytest.mark.parametrize(
     ("change", "metric", "sign"),
-    [
+    thinned([
         ("rate×2", "ttft_p50", 1), ("rate×0.5", "ttft_p50", -1), ("slots=4", "queue_p95", 1),
         ("slots=4", "itl_p50", -1),
         ("prefix-cache=off", "ttft_p50", 1), ("chunked=32", "itl_p95", -1), ("output×0.5", "e2e_p50", -1),
         ("kv-blocks=100", "ttft_p95", 1), ("device=h100-sxm", "itl_p50", -1), ("chunked=off", "itl_p95", 1),
-    ],
+    ], 3),
 )  # fmt: skip
 def test_a_change_has_the_effect_that_everyone_expects(
     busy: Observed, fitted: Fit, change: str, metric: str, sign: int
@@ -120,10 +127,8 @@ def test_a_prediction_is_said_in_one_sentence_and_with_its_doubts(busy: Observed
 
 @pytest.mark.parametrize("width", [20, 60, 100])
 @pytest.mark.parametrize("unicode", [True, False])
-def test_a_prediction_is_printed_in_the_width_that_there_is(
-    busy: Observed, fitted: Fit, width: int, unicode: bool
-) -> None:
-    told = what_if(busy, "rate×2", fitted=fitted, replicates=2)
+def test_a_prediction_is_printed_in_the_width_that_there_is(doubled: Prediction, width: int, unicode: bool) -> None:
+    told = doubled
     text = whatif_text(told, width=width, unicode=unicode)
     assert all(cell_width(line) <= width for line in text.splitlines())
     assert "TTFT p50" in text

@@ -71,16 +71,19 @@ async def test_output_goes_into_the_log_and_stdin_is_empty(tmp_path: Path) -> No
 async def test_what_the_command_left_running_is_ended_too(tmp_path: Path) -> None:
     """A plain grandchild and a daemon that went into a session of its own."""
     plain, daemon = tmp_path / "plain", tmp_path / "daemon"
-    script = f"sleep 600 & echo $! > {plain}; setsid sh -c 'echo $$ > {daemon}; exec sleep 600' & sleep 0.3; exit 3"
+    script = f"sleep 600 & echo $! > {plain}; setsid sh -c 'echo $$ > {daemon}; exec sleep 600' &" \
+             f" while [ ! -s {daemon} ]; do sleep 0.05; done; exit 3"
     child = await start(["sh", "-c", script], tmp_path / "log")
     pids = [await number_in(plain), await number_in(daemon)]
     assert await child.wait() == 3
     assert [runs(pid) for pid in pids] == [False, False]
 
 
+@pytest.mark.slow
 async def test_a_left_over_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     left = tmp_path / "left"
-    script = f"(trap '' TERM; exec sh -c 'trap \"\" TERM; echo $$ > {left}; while :; do sleep 1; done') & sleep 0.3"
+    script = f"(trap '' TERM; exec sh -c 'trap \"\" TERM; echo $$ > {left}; while :; do sleep 1; done') &" \
+             f" while [ ! -s {left} ]; do sleep 0.05; done"
     child = await start(["sh", "-c", script], tmp_path / "log")
     pid = await number_in(left)
     assert await child.wait() == 0
@@ -146,6 +149,7 @@ def test_the_command_and_its_folder_go_when_the_tracer_is_killed(tmp_path: Path)
     wait_until(lambda: not folder.exists(), "the folder to go")
 
 
+@pytest.mark.slow
 async def test_what_the_command_started_goes_too_when_the_guardian_is_killed(tmp_path: Path) -> None:
     """The kernel ends the command with the guardian, but none of its children: vLLM's core and workers lived on."""
     plain, deaf = tmp_path / "plain", tmp_path / "deaf"
@@ -171,9 +175,11 @@ async def test_a_stopped_tracer_does_not_hold_up_the_command(tmp_path: Path) -> 
 async def test_starting_costs_little(tmp_path: Path) -> None:
     """The guardian is a bare interpreter: well under the start of any engine."""
     best = float("inf")
-    for _ in range(5):
+    for _ in range(20):  # the machine may be busy
         begin = time.monotonic()
         child = await start(["true"], tmp_path / "log")
         await child.wait()
         best = min(best, time.monotonic() - begin)
+        if best < 0.5:
+            break
     assert best < 0.5

@@ -242,7 +242,7 @@ def test_beside_a_screen_metrics_are_served_and_an_alert_is_seen_and_logged(
     shown.wait_for_text("alert: queue: waiting 1, rule waiting>0")
     shown.wait_for(lambda: re.search(r"cores [0-9.]+", shown.text) is not None, "the device strip")
     urls = re.findall(rb"http://127\.0\.0\.1:\d+/metrics", bytes(shown.raw))
-    with urllib.request.urlopen(urls[0].decode(), timeout=10) as answer:
+    with urllib.request.urlopen(urls[0].decode(), timeout=60) as answer:
         assert b'tracer_alert_firing{alert="queue",severity="critical"} 1.0' in answer.read()
     shown.type("l")
     shown.wait_for_text("alert: critical: queue: waiting 1")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -37,19 +39,42 @@ def test_two_containers_with_the_same_pids_are_two_engines_with_names_of_their_o
     assert choose([first, second], first.name) is first and choose([first, second], second.name) is second
 
 
-@pytest.fixture
-def engine(tracer: Commands) -> Iterator[subprocess.Popen[str]]:
-    """One traced engine under `tracer run`."""
-    process = tracer.start("run", "--headless", "--", *traced("tinyengine", "for", "600"))
-    wait_until(lambda: list(tracer.sockets.glob("run-*/*.sock")), "the socket")
-    yield process
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+@dataclass(frozen=True)
+class Running:
+    """A traced engine under `tracer run`, and how to run commands beside it."""
+
+    tracer: Commands
+    process: subprocess.Popen[str]
+
+    @property
+    def socket(self) -> Path:
+        """Where it publishes."""
+        (socket,) = self.tracer.sockets.glob("run-*/*.sock")
+        return socket
+
+    @property
+    def pid(self) -> str:
+        """Of the engine itself."""
+        return self.socket.name.partition("-")[0]
+
+    def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run ``tracer ARGUMENTS``."""
+        return self.tracer.run(*arguments, **env)
 
 
-def pid_of_engine(tracer: Commands) -> str:
-    (socket,) = tracer.sockets.glob("run-*/*.sock")
-    return socket.name.partition("-")[0]
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One for all tests: they only look."""
+    with tempfile.TemporaryDirectory(prefix="tracer-test-") as sockets:
+        tracer = Commands(Path(sockets), tmp_path_factory.mktemp("logs"))
+        process = tracer.start("run", "--headless", "--", *traced("tinyengine", "for", "600"))
+        try:
+            wait_until(lambda: list(tracer.sockets.glob("run-*/*.sock")), "the socket")
+            yield Running(tracer, process)
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
+        finally:
+            tracer.finish()
 
 
 def test_with_nothing_to_join_it_says_how_to_start(tracer: Commands) -> None:
@@ -61,23 +86,23 @@ def test_with_nothing_to_join_it_says_how_to_start(tracer: Commands) -> None:
         )
 
 
-def test_list_names_what_runs(tracer: Commands, engine: subprocess.Popen[str]) -> None:
-    done = tracer.run("attach", "--list")
+def test_list_names_what_runs(engine: Running) -> None:
+    done = engine.run("attach", "--list")
     assert done.returncode == 0
     heading, row = done.stdout.splitlines()
     assert heading.split() == ["NAME", "PID", "ROLE", "ENGINE", "MODEL", "SINCE"]
     name, pid, role, *what, number, unit = row.split()
-    assert name.endswith(f"-{engine.pid}")
-    assert pid == pid_of_engine(tracer)
+    assert name.endswith(f"-{engine.process.pid}")
+    assert pid == engine.pid
     assert (role, what) == ("engine", ["tinyengine", "1.2", "tiny-model"])
     assert number.isdigit()
     assert unit in ("s", "min")
 
 
-def test_several_without_a_terminal_are_listed(tracer: Commands, engine: subprocess.Popen[str]) -> None:
-    other = tracer.start("run", "--headless", "--", *traced("otherengine", "for", "600"))
-    wait_until(lambda: len(list(tracer.sockets.glob("run-*/*.sock"))) == 2, "two sockets")
-    done = tracer.run("attach")
+def test_several_without_a_terminal_are_listed(engine: Running) -> None:
+    other = engine.tracer.start("run", "--headless", "--", *traced("otherengine", "for", "600"))
+    wait_until(lambda: len(list(engine.tracer.sockets.glob("run-*/*.sock"))) == 2, "two sockets")
+    done = engine.run("attach")
     assert (done.returncode, done.stdout) == (2, "")
     assert "tinyengine 1.2" in done.stderr
     assert "otherengine 1.2" in done.stderr
@@ -86,27 +111,26 @@ def test_several_without_a_terminal_are_listed(tracer: Commands, engine: subproc
     other.communicate(timeout=60)
 
 
-def test_attach_needs_a_terminal(tracer: Commands, engine: subprocess.Popen[str]) -> None:
-    done = tracer.run("attach", pid_of_engine(tracer))
+def test_attach_needs_a_terminal(engine: Running) -> None:
+    done = engine.run("attach", engine.pid)
     assert done.returncode == 2
     assert "no terminal to show" in done.stderr
     assert "tracer show" in done.stderr
 
 
 @pytest.mark.parametrize("how", ["pid", "run", "name", "beginning", "title", "socket"])
-def test_show_finds_an_engine_by(tracer: Commands, engine: subprocess.Popen[str], how: str) -> None:
-    (socket,) = tracer.sockets.glob("run-*/*.sock")
-    name = socket.parent.name.removeprefix("run-")
-    wanted = {"pid": pid_of_engine(tracer), "run": name.rpartition("-")[2], "name": name, "beginning": name[:6],
-              "title": "TINYengine", "socket": str(socket)}[how]  # fmt: skip
-    done = tracer.run("show", wanted, "--json")
+def test_show_finds_an_engine_by(engine: Running, how: str) -> None:
+    name = engine.socket.parent.name.removeprefix("run-")
+    wanted = {"pid": engine.pid, "run": name.rpartition("-")[2], "name": name, "beginning": name[:6],
+              "title": "TINYengine", "socket": str(engine.socket)}[how]  # fmt: skip
+    done = engine.run("show", wanted, "--json")
     assert done.returncode == 0, done.stderr
     ids = [request["id"] for request in json.loads(done.stdout)["requests"]]
     assert ids == ["over-1", "waits-2"]
 
 
-def test_show_prints_plain_text(tracer: Commands, engine: subprocess.Popen[str]) -> None:
-    done = tracer.run("show", "tinyengine")
+def test_show_prints_plain_text(engine: Running) -> None:
+    done = engine.run("show", "tinyengine")
     assert done.returncode == 0
     assert "over-1" in done.stdout
     assert "tinyengine" in done.stdout
@@ -114,27 +138,27 @@ def test_show_prints_plain_text(tracer: Commands, engine: subprocess.Popen[str])
     assert max(map(len, done.stdout.splitlines())) <= 100
 
 
-def test_show_prints_ascii_where_nothing_else_fits(tracer: Commands, engine: subprocess.Popen[str]) -> None:
-    done = tracer.run("show", "tinyengine", PYTHONIOENCODING="ascii", LC_ALL="C")
+def test_show_prints_ascii_where_nothing_else_fits(engine: Running) -> None:
+    done = engine.run("show", "tinyengine", PYTHONIOENCODING="ascii", LC_ALL="C")
     assert done.returncode == 0
     assert done.stdout.isascii()
     assert "over-1" in done.stdout
 
 
-def test_show_says_when_there_is_no_such_target(tracer: Commands, engine: subprocess.Popen[str]) -> None:
-    done = tracer.run("show", "nothing\x1b[31m-like-this")
+def test_show_says_when_there_is_no_such_target(engine: Running) -> None:
+    done = engine.run("show", "nothing\x1b[31m-like-this")
     assert (done.returncode, done.stdout) == (2, "")
     reason = "tracer show: nothing called nothing\\x1b[31m-like-this runs with the hooks on; running: "
     assert done.stderr.startswith(reason)
     assert done.stderr.count("\n") == 1
 
 
-def test_show_prints_one_request(tracer: Commands, engine: subprocess.Popen[str]) -> None:
-    done = tracer.run("show", "tinyengine", "--request", "over-1")
+def test_show_prints_one_request(engine: Running) -> None:
+    done = engine.run("show", "tinyengine", "--request", "over-1")
     assert done.returncode == 0
     assert "over-1" in done.stdout
     assert "waits-2" not in done.stdout
-    missing = tracer.run("show", "tinyengine", "--request", "none-of-these")
+    missing = engine.run("show", "tinyengine", "--request", "none-of-these")
     assert missing.returncode == 2
     assert "no request none-of-these" in missing.stderr
 
@@ -156,12 +180,12 @@ def test_a_dead_engine_s_socket_is_no_target(tracer: Commands) -> None:
     assert not copy.exists(), "what a dead process left is removed"
 
 
-def test_doctor_tells_versions_sockets_and_coverage(tracer: Commands, engine: subprocess.Popen[str]) -> None:
-    done = tracer.run("doctor")
+def test_doctor_tells_versions_sockets_and_coverage(engine: Running) -> None:
+    done = engine.run("doctor")
     assert done.returncode == 0, done.stderr
     lines = [line.strip() for line in done.stdout.splitlines()]
     assert any(line.startswith("Python ") for line in lines)
-    assert f"{tracer.sockets}: private, runs: 1" in lines
+    assert f"{engine.tracer.sockets}: private, runs: 1" in lines
     assert any(line.startswith("tinyengine 1.2, tiny-model") and "ready" in line for line in lines)
     assert any(line.split() == ["4", "admission", "measured", "scheduler:add"] for line in lines)
     assert any(line.split() == ["6", "embed", "unavailable", "model:embed:", "compiled"] for line in lines)

@@ -44,7 +44,7 @@ def test_a_run_serves_sends_and_watches(tracer: Commands, tmp_path: Path) -> Non
     alerts.write_text(ALERTS.format(exit="true"))
     with Collector() as collector:
         process = tracer.start(
-            "run", "--headless", "--seconds", "3", "--json", "--metrics", "0", "--otlp-metrics", collector.url,
+            "run", "--headless", "--seconds", "5", "--json", "--metrics", "0", "--otlp-metrics", collector.url,
             "--alerts", str(alerts), "--", *traced("eng", "for", "60"), OTEL_METRIC_EXPORT_INTERVAL="300",
         )  # fmt: skip
         assert process.stderr is not None

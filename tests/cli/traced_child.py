@@ -9,8 +9,9 @@ import signal
 import sys
 import time
 
+from tracer import retained
 from tracer.buffer import EventBuffer
-from tracer.clock import NS_PER_MS, now
+from tracer.clock import NS_PER_MS, NS_PER_S, now
 from tracer.events import Closed, Coverage, Engine, EngineStatus, Finished, Queued, Received, Released, Scheduled
 from tracer.publisher import publish
 
@@ -36,6 +37,7 @@ def emit(buffer: EventBuffer, title: str) -> None:
 def main() -> int:
     """Publish, then do what the arguments say; the exit code."""
     title, what, *rest = sys.argv[1:]
+    retained.LINGER = 600 * NS_PER_S  # type: ignore[misc]  # whoever comes late, on a busy machine, sees both requests
     buffer = EventBuffer()
     publisher = publish(buffer, role="engine", title=title)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.compare.traffic import Traffic, view
 from tests.diagnosis.scenario import Ask, Lab
+from tests.effort import examples
 from tests.state.test_properties import fold
 from tests.state.traces import simulate
 from tracer.analysis.compare import Comparison, compare, trace_of_state, trace_of_views
@@ -154,7 +155,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
         of(VIEWS, VIEWS, percentile="p42")
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from(["length", "work", "none"]), st.integers(2, 4))
 def test_any_trace_can_be_compared_and_its_figures_lie_within_its_requests(seed: int, match: str, share: int) -> None:
     """Whatever was cut off, lost or preempted; parts without overlaps add up to E2E and TTFT."""

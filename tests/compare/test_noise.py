@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.compare.traffic import Traffic
+from tests.effort import thinned
 from tracer.analysis.compare import Comparison, compare, trace_of_views
 from tracer.analysis.compare import resampling as noise
 from tracer.stages import Stage
@@ -19,7 +20,7 @@ def between(before: Traffic, after: Traffic, seed: int = 0, **options: object) -
     return compare(traces, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("other", [0, 1000], ids=["the same requests", "requests drawn anew"])
+@pytest.mark.parametrize("other", thinned([0, 1000], 2), ids=["the same requests", "requests drawn anew"])
 def test_equal_runs_are_called_different_in_at_most_one_of_twenty(other: int) -> None:
     """Requests wait for each other and the engine's speed drifts: neighbours are alike."""
     runs, alarms = 40, 0
@@ -38,7 +39,7 @@ def test_a_verdict_of_no_difference_says_so_with_its_noise() -> None:
     assert all(not change.differs for found in pair.changes.values() for change in found.values())
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", thinned(range(5), 3))
 def test_decode_slowed_by_a_tenth_is_found_in_decode_and_told_per_token(seed: int) -> None:
     slowed = Traffic(drift=0.02, token_ms=22.0, lengths=seed)
     (pair,) = between(Traffic(drift=0.02, lengths=seed), slowed, seed).pairs
@@ -54,12 +55,12 @@ def test_decode_slowed_by_a_tenth_is_found_in_decode_and_told_per_token(seed: in
 
 @pytest.mark.parametrize(
     ("fault", "stage"),
-    [(Traffic(drift=0.02, wait_ms=50.0), "admission"),
+    thinned([(Traffic(drift=0.02, wait_ms=50.0), "admission"),
      (Traffic(drift=0.02, slots=1), "admission"),
      (Traffic(drift=0.02, prompt_ms=0.4), "prefill"),
      (Traffic(drift=0.02, stage_ms=((Stage.SAMPLE, 20.0),)), "sample"),
      (Traffic(drift=0.02, stage_ms=((Stage.TOKENISE, 30.0),)), "tokenise"),
-     (Traffic(drift=0.02, stage_ms=((Stage.TEARDOWN, 90.0),)), "teardown")],
+     (Traffic(drift=0.02, stage_ms=((Stage.TEARDOWN, 90.0),)), "teardown")], 3),
 )  # fmt: skip
 def test_the_stage_that_got_slower_is_named(fault: Traffic, stage: str) -> None:
     for seed in range(3):

@@ -7,7 +7,10 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,28 @@ from tracer.stages import Stage
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("model_dir")]
 
 DEADLINE_S = 240.0
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What a demo told of itself at its end, and what its clients measured, by their ids."""
+
+    document: dict[str, Any]
+    watches: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Iterator[Watched]:
+    """Half a minute of everyday traffic."""
+    with tempfile.TemporaryDirectory(prefix="tracer-test-") as sockets:
+        tracer = Commands(Path(sockets), tmp_path_factory.mktemp("logs"))
+        stopwatch = tmp_path_factory.mktemp("demo") / "stopwatch.jsonl"
+        try:
+            document = headless(tracer, "--seconds", "30", "--seed", "3", "--stopwatch", str(stopwatch))
+            told = map(json.loads, stopwatch.read_text().splitlines())
+            yield Watched(document, {watch["client_id"]: watch for watch in told})
+        finally:
+            tracer.finish()
 
 
 def headless(tracer: Commands, *arguments: str) -> dict[str, Any]:
@@ -45,11 +70,9 @@ def serving(tracer: Commands) -> subprocess.Popen[str]:
     return process
 
 
-def test_the_tracer_agrees_with_the_clients_stopwatch(tracer: Commands, tmp_path: Path) -> None:
+def test_the_tracer_agrees_with_the_clients_stopwatch(watched: Watched) -> None:
     """Two processes that know nothing of each other measured the same requests on the same clock."""
-    stopwatch = tmp_path / "stopwatch.jsonl"
-    document = headless(tracer, "--seconds", "30", "--seed", "3", "--stopwatch", str(stopwatch))
-    watches = {watch["client_id"]: watch for watch in map(json.loads, stopwatch.read_text().splitlines())}
+    document, watches = watched.document, watched.watches
     requests = {request["id"]: request for request in document["requests"]}
     assert len(requests) >= 5
     assert set(requests) <= set(watches), "each request that was traced was sent by a client of ours"
@@ -78,8 +101,8 @@ def test_the_tracer_agrees_with_the_clients_stopwatch(tracer: Commands, tmp_path
         assert abs(whole - request["e2e_ms"]) < max(150, whole / 10), request["id"]
 
 
-def test_every_stage_of_a_finished_request_is_measured(tracer: Commands) -> None:
-    document = headless(tracer, "--seconds", "25", "--rate", "0.25", "--seed", "1")
+def test_every_stage_of_a_finished_request_is_measured(watched: Watched) -> None:
+    document = watched.document
     assert document["engine"]["name"] == "transformers"
     assert document["engine"]["model"].endswith("SmolLM2-135M-Instruct")
     assert document["engine"]["num_blocks"] == 160

@@ -39,6 +39,7 @@ def test_slots_are_the_limit_while_the_kv_cache_is_nearly_empty() -> None:
     assert "KV at most" in finding.statement
 
 
+@pytest.mark.slow
 def test_slots_or_budget_are_told_from_kv_where_the_engine_does_not_say_its_limits() -> None:
     lab = Lab(max_batch=337, blocks=52_000, budget=8192, tell_limits=False)
     finding = only(lab.play([Ask(0.001 * n, 200, 60) for n in range(970)]), "batch-limit")

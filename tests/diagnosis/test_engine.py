@@ -11,6 +11,7 @@ import pytest
 from tests.diagnosis.answers import found, only, seconds, silent, told
 from tests.diagnosis.scenario import Ask, Lab, Told, fold, ns, poisson, steady
 from tests.diagnosis.words import chatml, prose
+from tests.effort import thinned
 from tests.state.traces import header
 from tracer.analysis.diagnosis import LiveDiagnosis, ObservedState, diagnose
 from tracer.analysis.diagnosis.rules import NAMES
@@ -81,7 +82,7 @@ def test_nothing_to_judge_is_said_so() -> None:
 # --- dating ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("begin", [21.3, 40.0])
+@pytest.mark.parametrize("begin", thinned([21.3, 40.0], 2))
 def test_a_fault_that_starts_half_way_is_dated_within_a_second(begin: float) -> None:
     arrivals = [Ask(t, 100, 50) for t in poisson(4, 60)]
     slow = Lab(sample_ms=lambda t: 30 if t >= begin else 0.4)
@@ -222,6 +223,7 @@ def play_live(told_events: Told, *, seconds_each: float = 1.0) -> tuple[LiveDiag
     return live, seen
 
 
+@pytest.mark.slow
 def test_a_live_finding_appears_once_with_its_start_and_gets_an_end() -> None:
     lab = Lab(sample_ms=lambda t: 40 if 30 <= t < 60 else 0.4)
     live, seen = play_live(lab.record([Ask(t, 100, 40) for t in poisson(1.5, 150)]))
@@ -234,6 +236,7 @@ def test_a_live_finding_appears_once_with_its_start_and_gets_an_end() -> None:
     assert live.verdict.startswith("no fault found")
 
 
+@pytest.mark.slow
 def test_a_healthy_stream_tells_nothing_live() -> None:
     live, seen = play_live(Lab().record([Ask(t, 150, 40) for t in poisson(2, 60)]))
     assert seen == [] and live.findings == () and live.current == ()

@@ -12,6 +12,7 @@ import pytest
 from tests.diagnosis.answers import silent
 from tests.diagnosis.scenario import Ask, Lab, poisson
 from tests.diagnosis.words import chatml, prose
+from tests.effort import thinned
 from tests.state.traces import START, S, simulate
 from tracer.analysis.diagnosis import LiveDiagnosis, ObservedState, diagnose
 from tracer.events import EVENT_TYPES, Event, Prompt, Timing, pack_u32
@@ -55,7 +56,7 @@ def mutant(seed: int) -> tuple[Lab, list[Ask]]:
     return lab, asks
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", thinned(range(20), 4))
 def test_a_healthy_engine_is_not_accused(seed: int) -> None:
     lab, asks = mutant(seed)
     diagnosis = silent(lab.play(asks))
@@ -107,7 +108,7 @@ def test_a_trace_is_diagnosed_in_a_seven_hundredth_of_its_time() -> None:
     assert time.process_time() - begin < 0.5
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", thinned(range(30), 6))
 def test_nothing_that_a_peer_makes_up_breaks_it(seed: int) -> None:
     draw = random.Random(seed)
     numbers = [0, 1, 2, 3, 7, 16, 255, 4096, -1, -5, 2**31, 2**32 - 1, 2**40, 2**61, -(2**62)]

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.export.exported import RECORDING, STATES
 from tests.export.test_exports import Capture, here, refused, run  # noqa: F401
 from tests.export.test_perfetto import HOSTILE, hostile
@@ -124,7 +125,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(tmp_path: Path, capsys: Capt
     assert "cannot" in refused(capsys, "import", "in", "-o", "no/folder/x.trace")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(HOSTILE, HOSTILE)
 def test_hostile_names_come_back_clean(name: str, other: str) -> None:
     (view,) = folded(chrome(hostile(name, other))).snapshot().requests
@@ -144,7 +145,7 @@ def places(node: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
-@settings(max_examples=70, deadline=None)
+@settings(max_examples=examples(70), deadline=None)
 @given(st.data())
 def test_whatever_a_chrome_file_holds_is_read_or_refused(data: st.DataObject) -> None:
     document = json.loads(small_chrome())

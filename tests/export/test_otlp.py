@@ -16,6 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+from tests.effort import examples
 from tests.export.exported import STATES, made, recorded, snapshot_of, stage_ms
 from tests.export.test_perfetto import HOSTILE, hostile
 from tracer.export import otlp
@@ -112,7 +113,7 @@ def test_text_is_there_when_asked_for() -> None:
     assert any(message[0]["parts"][0]["content"] == "x" * 20 for message in messages)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(HOSTILE, HOSTILE)
 def test_hostile_text_comes_back_clean(name: str, other: str) -> None:
     (root, *_) = spans_of(read(hostile(name, other)))

@@ -12,6 +12,7 @@ import html5lib
 import pytest
 from hypothesis import given, settings
 
+from tests.effort import examples
 from tests.export.exported import STATES, made, recorded, snapshot_of, stage_ms
 from tests.export.test_perfetto import HOSTILE, hostile
 from tracer.export.page_file import page_text
@@ -71,7 +72,7 @@ def test_nothing_is_fetched_and_only_its_own_script_runs() -> None:
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|setAttribute\('style", script)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(HOSTILE, HOSTILE)
 def test_hostile_text_stays_text(name: str, other: str) -> None:
     tree = parse(hostile(name, other), name)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.export.exported import STATES, made, recorded, snapshot_of, stage_ms
 from tests.export.trace_processor import TraceProcessor
 from tracer.events import Closed, Engine, Finished, Header, Queued, Received, Scheduled
@@ -128,7 +129,7 @@ def test_lanes_hold_every_slice_and_nest(pairs: list[tuple[int, int]]) -> None:
 HOSTILE = st.text(st.characters() | st.sampled_from("\x1b\x9b\x00\n\"'<>&=\u202e\ud800🙂"), min_size=1, max_size=30)
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(6), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(HOSTILE, HOSTILE, st.sampled_from(["perfetto", "chrome"]))
 def test_hostile_text_comes_back_clean(processor: TraceProcessor, name: str, other: str, kind: str) -> None:
     state = hostile(name, other)

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given, settings
 
+from tests.effort import examples
 from tests.export.exported import STATES, recorded, snapshot_of, stage_ms
 from tests.export.test_perfetto import HOSTILE, hostile
 from tracer.events import Closed, Queued, Received
@@ -65,7 +66,7 @@ def test_of_many_requests_the_longest_are_drawn_and_that_is_said() -> None:
     assert any(text.startswith(f"{MOST_ROWS + 50} requests") for text in texts(tree))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(HOSTILE, HOSTILE)
 def test_hostile_text_stays_text(name: str, other: str) -> None:
     tree = ElementTree.fromstring(svg_text(Whole(hostile(name, other), name)).encode())

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.export.exported import STATES, made, recorded, snapshot_of, stage_ms
 from tests.export.test_perfetto import HOSTILE, hostile
 from tracer.export.tables import TABLES, columns, write_csv, write_parquet
@@ -98,7 +99,7 @@ def test_one_request_comes_with_its_steps_and_tokens(kind: str) -> None:
 FORMULA = st.one_of(HOSTILE, st.sampled_from(["=cmd|' /C calc'!A0", "+1", "-1+1", "@SUM(A1)", " =1", '"=1', "\t=1"]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(FORMULA, FORMULA)
 def test_no_spreadsheet_takes_a_cell_for_a_formula(name: str, other: str) -> None:
     (row,) = from_csv(hostile(name, other), "requests")

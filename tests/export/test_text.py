@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.state.story import Story, ns
 from tests.state.test_latency import chat
 from tests.state.test_properties import fold
@@ -112,7 +113,7 @@ def hostile() -> TraceState:
     ).state
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 200), st.booleans(), st.booleans())
 def test_no_line_is_too_wide_and_nothing_steers_the_terminal(width: int, unicode: bool, colour: bool) -> None:
     for state in (hostile(), chat().state):

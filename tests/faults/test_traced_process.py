@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import Commands
+from tests.effort import thinned
 from tests.transport.processes import Emitter, Wire, emitter, eventually
 from tracer.bus import Bus
 from tracer.clock import NS_PER_S, now
@@ -79,7 +80,7 @@ def test_a_thousand_attaches_leave_nothing_behind(directory: Path) -> None:
 
 @pytest.mark.parametrize(
     ("how", "code"),
-    [("segfault", -signal.SIGSEGV), ("abort", -signal.SIGABRT), ("exit", 3), ("exception", 1)],
+    thinned([("segfault", -signal.SIGSEGV), ("abort", -signal.SIGABRT), ("exit", 3), ("exception", 1)], 2),
 )
 async def test_an_engine_that_crashes_in_the_middle_of_tracing_is_told_to_have_ended(
     directory: Path, how: str, code: int
@@ -153,6 +154,7 @@ async def test_a_step_of_the_wall_clock_moves_no_event(directory: Path, shift_s:
     assert view.e2e_ms is not None and 0 <= view.e2e_ms < 60_000
 
 
+@pytest.mark.slow
 def test_an_engine_that_records_itself_onto_a_full_disk_goes_on_and_says_so(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -228,7 +228,7 @@ async def test_a_client_that_hangs_up_is_told_as_cancelled(server: Server) -> No
             if seen == 5:
                 break
         await stream.close()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not collector.of(events.Finished):
             assert time.monotonic() < deadline
             await asyncio.sleep(0.05)
@@ -251,7 +251,7 @@ async def test_a_client_id_used_twice_at_once_does_not_kill_the_engine(server: S
     received = collector.of(events.Received)
     assert [event.client_id for event in received] == ["same"] * 3
     assert len({event.rid for event in received}) == 3
-    with urllib.request.urlopen(server.url.removesuffix("/v1") + "/health", timeout=10) as health:
+    with urllib.request.urlopen(server.url.removesuffix("/v1") + "/health", timeout=60) as health:
         assert health.status == 200
 
 

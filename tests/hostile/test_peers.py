@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.terminal import Terminal
+from tests.effort import examples, thinned
 from tests.hostile.doors import check, check_sent, run
 from tests.hostile.files import recording
 from tests.hostile.payloads import MARK, STREAMS
@@ -29,7 +30,7 @@ def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("kind", thinned(STREAMS, 3))
 def test_whatever_a_peer_sends_is_folded_and_printed_as_text(kind: str) -> None:
     for number in range(6):
         pick = random.Random(f"{kind} {number}")
@@ -38,7 +39,7 @@ def test_whatever_a_peer_sends_is_folded_and_printed_as_text(kind: str) -> None:
 
 async def test_live_screens_of_hostile_peers_send_only_text_and_sequences_of_their_own() -> None:
     pick = random.Random(11)
-    await show_streams(some_streams(pick, 16), pick)
+    await show_streams(some_streams(pick, examples(16, 6)), pick)
 
 
 @pytest.mark.slow

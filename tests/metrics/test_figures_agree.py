@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import thinned
 from tests.metrics.exposed import Exposed, scraped
 from tests.tui.stage import FixedFeed, app_on, rows_of, settle
 from tracer.export.jsondoc import document
@@ -28,7 +29,7 @@ HISTOGRAMS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=RECORDINGS, ids=lambda path: path.stem)
+@pytest.fixture(scope="module", params=thinned(RECORDINGS, 4), ids=lambda path: path.stem)
 def state(request: pytest.FixtureRequest) -> TraceState:
     """The end of a recording."""
     return load(request.param)

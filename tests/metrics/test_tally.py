@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.metrics.exposed import scraped
 from tests.state.traces import MS, START, S, header, simulate
 from tracer.events import (
@@ -45,7 +46,7 @@ def one(state: TraceState, key: int, at: int, *, route: str = "/v1/chat/completi
         state.apply("engine", event)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(st.integers(0, 10_000), st.booleans(), st.booleans(), st.sampled_from([6, 2000]))
 def test_counts_are_those_of_what_really_happened(seed: int, split: bool, device: bool, keep: int) -> None:
     """However few requests are kept: what was dropped stays counted."""
@@ -69,7 +70,7 @@ def test_counts_are_those_of_what_really_happened(seed: int, split: bool, device
     )
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=examples(6), deadline=None)
 @given(st.integers(0, 10_000), st.floats(0, 0.2))
 def test_nothing_that_a_scraper_takes_for_a_counter_ever_shrinks(seed: int, loss: float) -> None:
     """Not when events are lost, nor when a process goes and comes back."""

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.state.test_properties import hostile
 from tests.state.traces import simulate
 from tracer import event_columns
@@ -16,7 +17,7 @@ from tracer.events import Begin, Event, Prompt, Sent, Step, pack_u32
 from tracer.frames import Batch, FrameError, decode, encode_events
 from tracer.stages import Stage
 
-quick = settings(max_examples=150, deadline=None)
+quick = settings(max_examples=examples(150), deadline=None)
 
 
 def rows_of(frames: list[bytes]) -> tuple[list[Event], int, list[int]]:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.recording.story import fold, plain
 from tests.state.test_properties import hostile
 from tests.state.traces import simulate
@@ -40,7 +41,7 @@ from tracer.state.windowed import WindowedCounts
 
 pytestmark = pytest.mark.slow
 
-few = settings(max_examples=20, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+few = settings(max_examples=examples(20), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 """Without shrinking: an example takes long, and names its seed."""
 
 
@@ -152,7 +153,7 @@ def test_losses_and_ends_are_in_keyframes_too(seed: int, loss: float) -> None:
 
 
 @example([("a", Alias(69, 21, "measured")), ("b", Alias(69, 21, "measured"))], 20_864_119)
-@settings(max_examples=60, deadline=None, phases=few.phases)
+@settings(max_examples=examples(60), deadline=None, phases=few.phases)
 @given(hostile, st.integers(0, 1 << 32))
 def test_what_hostile_events_leave_behind_is_told_or_refused(events: list[tuple[str, Event]], seed: int) -> None:
     sane = [pair for pair in events if encodable(pair[1])]
@@ -213,7 +214,7 @@ def mutate(value: object, pick: random.Random) -> object:
     return value
 
 
-@settings(max_examples=150, deadline=None, phases=few.phases)
+@settings(max_examples=examples(150), deadline=None, phases=few.phases)
 @given(st.integers(0, 1 << 32))
 def test_a_made_up_keyframe_is_refused_or_harmless(seed: int) -> None:
     """Checksums hold nobody off who means it: whatever is decoded may be shown without an exception."""

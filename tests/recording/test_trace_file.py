@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.recording.story import S, record, some
 from tests.state.traces import header
 from tracer.blocks import (
@@ -116,7 +117,7 @@ def test_a_file_that_was_cut_anywhere_opens_up_to_its_last_whole_block(small: Pa
 
 
 def test_a_flipped_bit_costs_its_block_at_most(small: Path) -> None:
-    check_flipped(small, range(0, small.stat().st_size, 17))
+    check_flipped(small, range(0, small.stat().st_size, 61))
 
 
 @pytest.mark.slow
@@ -130,7 +131,7 @@ def test_a_file_that_was_cut_in_its_last_64_kb_opens(larger: Path) -> None:
 def test_a_flipped_byte_costs_its_block_at_most(small: Path, larger: Path) -> None:
     """`tests.bench.damage` flips every one."""
     check_flipped(small, range(0, small.stat().st_size, 7))
-    check_flipped(larger, range(0, larger.stat().st_size, 230))
+    check_flipped(larger, range(0, larger.stat().st_size, 690))
 
 
 def _write(path: Path, blocks: list[bytes], *, index: bool = False) -> None:
@@ -273,7 +274,7 @@ def test_a_bomb_of_a_file_takes_no_memory(tmp_path: Path) -> None:
         assert events_of(trace) == [] and "it ends within a frame" in trace.problems[-1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_whatever_is_done_to_a_file_it_is_read_or_refused(data: st.DataObject, small: Path) -> None:
     content = bytearray(small.read_bytes())

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tracer.import_spans import Imported, SpanError, read
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Phase, Status
@@ -109,7 +110,7 @@ def test_what_is_no_trace_is_said_in_one_line(data: bytes, reason: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.fixed_dictionaries(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.state.story import MS, START
 from tests.state.test_properties import fold
 from tests.state.traces import simulate
@@ -266,7 +267,7 @@ def test_a_batch_is_bound_by_what_its_step_used_up_when_nobody_waits(
     assert story.state.snapshot(now=story.t + MS).engines[0].bound_by is limit
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 10_000), part=st.floats(0.1, 1.0), blocks=st.sampled_from([40, 60, 400]))
 def test_exactly_those_in_phase_waiting_or_preempted_are_in_line_and_only_ones_behind_a_blocked_one_are_behind(
     seed: int, part: float, blocks: int

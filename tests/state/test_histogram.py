@@ -132,7 +132,7 @@ def test_a_batch_of_samples_costs_well_under_a_microsecond_each() -> None:
     ones = np.ones(len(values), np.int64)
     best = math.inf
     for _ in range(5):
-        begin = time.perf_counter()
+        begin = time.process_time()
         bucket_counts(bucket_indices(values), ones)
-        best = min(best, time.perf_counter() - begin)
+        best = min(best, time.process_time() - begin)
     assert best / len(values) < 500e-9  # measured: 20-30 ns

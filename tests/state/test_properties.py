@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.state.invariants import check_nothing_raised, check_snapshot, check_view
 from tests.state.traces import MS, S, Trace, simulate
 from tracer.events import EVENT_TYPES, Event, Gap, Header, SourceGone
@@ -33,7 +34,7 @@ def some_traces(device: st.SearchStrategy[bool]) -> st.SearchStrategy[Trace]:
 
 
 traces = some_traces(st.booleans())
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=examples(40), deadline=None)
 
 
 def fold(headers: Iterable[Header], events: Iterable[tuple[str, Event]], *, keep_steps: int = 4096) -> TraceState:
@@ -239,7 +240,7 @@ hostile = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(hostile)
 def test_made_up_events_never_raise(events: list[tuple[str, Event]]) -> None:
     state = TraceState(keep_steps=4, keep_finished=3)

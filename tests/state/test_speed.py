@@ -95,6 +95,7 @@ def many() -> TraceState:
     return state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reverse", [False, True], ids=["finished", "decoding"])
 def test_a_page_of_ten_thousand_requests_fits_a_frame(many: TraceState, reverse: bool) -> None:
     snapshot = many.snapshot(limit=60, reverse=reverse)
@@ -102,6 +103,7 @@ def test_a_page_of_ten_thousand_requests_fits_a_frame(many: TraceState, reverse:
     assert best(lambda: many.snapshot(limit=60, reverse=reverse), 20) < 15e-3  # measured: 0.2 ms and 1.6 ms
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sort", ["ttft", "e2e", "itl", "queue", "output"])
 def test_an_order_by_figure_is_kept_between_frames(many: TraceState, sort: str) -> None:
     many.snapshot(sort=sort, limit=60)

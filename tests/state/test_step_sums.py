@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tracer.events import Step
 from tracer.state import step_history
 from tracer.state.step_history import StepHistory
@@ -28,7 +29,7 @@ def history(seed: int, *, trimmed: bool) -> StepHistory:
     return made
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.integers(0, 1 << 32), st.booleans(), st.integers(-1, 299))
 def test_many_at_once_are_as_one_by_one(seed: int, trimmed: bool, known: int) -> None:
     once, singly = history(seed, trimmed=trimmed), history(seed, trimmed=trimmed)

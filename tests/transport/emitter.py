@@ -89,11 +89,16 @@ def child_of_multiprocessing(count: int) -> None:
     worker.join()
 
 
-def _work(count: int) -> None:
-    buffer.emit_lifecycle(Engine(now(), "child"))
-    deadline = time.monotonic() + 10
+def seen() -> None:
+    """Wait for a viewer, but not for ever."""
+    deadline = time.monotonic() + 60
     while publisher.viewers == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
+
+
+def _work(count: int) -> None:
+    buffer.emit_lifecycle(Engine(now(), "child"))
+    seen()
     for key in range(count):
         buffer.emit_lifecycle(Queued(now(), key, f"r{key}"))
 
@@ -154,7 +159,7 @@ def forks(count: int) -> list[int]:
 
 
 def crash(how: str, seconds: float) -> None:
-    """Emit from two threads, and after so many seconds end as engines do: in the middle of it."""
+    """Emit from two threads, and so many seconds after somebody looks end as engines do: in the middle of it."""
 
     def work(key: int) -> None:
         emit_live(key)
@@ -164,6 +169,7 @@ def crash(how: str, seconds: float) -> None:
 
     for key in (1, 2):
         threading.Thread(target=work, args=(key,), daemon=True).start()
+    seen()
     time.sleep(seconds)
     match how:
         case "segfault":

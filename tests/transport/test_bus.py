@@ -9,6 +9,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tracer import clock
 from tracer.bus import Bus, Subscription
 from tracer.clock import NS_PER_MS, NS_PER_S, ClockAnchor
@@ -257,7 +258,7 @@ async def test_a_subscriber_may_leave() -> None:
     assert times(await collect(staying)) == [1]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 2**63 - 1), max_size=5)), max_size=30),
        st.integers(1, 30))  # fmt: skip
 def test_nothing_is_lost_or_told_twice_and_losses_are_told(history: list[tuple[int, list[int]]], room: int) -> None:

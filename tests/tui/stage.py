@@ -12,6 +12,7 @@ from textual.drivers.headless_driver import HeadlessDriver
 from textual.pilot import Pilot
 from textual.screen import Screen
 
+from tests.tui import stillness
 from tests.tui.timeline import HEADER, SOURCE, Timeline
 from tracer.events import Event
 from tracer.state.trace_state import TraceState
@@ -20,6 +21,8 @@ from tracer.tui.screens.base import FrameScreen
 from tracer.tui.screens.live import LiveScreen
 from tracer.tui.screens.request import RequestScreen
 from tracer.tui.theme import DARK, UNICODE, Look
+
+stillness.install()
 
 
 class FixedFeed:

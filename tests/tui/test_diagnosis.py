@@ -290,7 +290,10 @@ async def test_a_recording_is_diagnosed_when_somebody_looks_and_enter_goes_to_th
         finding = watch.findings[0]
         assert finding.rule == "sampler" and app.player.now() < finding.start
         await pilot.press("enter")
-        await pilot.pause(0.3)
+        for _ in range(500):
+            await pilot.pause(0.02)
+            if app.player.now() == finding.start:
+                break
         assert app.player.now() == finding.start
         assert isinstance(app.screen, RequestScreen)
 

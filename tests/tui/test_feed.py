@@ -49,7 +49,7 @@ async def test_it_is_live_while_a_source_speaks() -> None:
     feed = LiveFeed(bus)
     bus.add(deliveries(timeline, end=False))
     tasks = [asyncio.create_task(feed.run()), asyncio.create_task(bus.run())]
-    for _ in range(400):
+    for _ in range(3000):
         await asyncio.sleep(0.01)
         if feed.state.received_total == 5:
             break

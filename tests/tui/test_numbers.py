@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
+from tests.effort import thinned
 from tests.state.test_books import slow
 from tests.tui.stage import (
     CapturingDriver,
@@ -81,7 +82,7 @@ def cells_of(rows: list[str], name: str) -> str:
     return next(row for row in rows if row.strip().startswith(name))
 
 
-@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", thinned(RECORDINGS, 4), ids=lambda path: path.stem)
 async def test_every_figure_on_the_screen_is_the_one_in_the_document(path: Path) -> None:
     """What `tracer show --json` prints of the same recording, as the screen writes it."""
     state = load(path)
