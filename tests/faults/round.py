@@ -154,10 +154,10 @@ class Rounds:
             time.sleep(max(0.0, begin + at - time.monotonic()))
             self._guarded(what)
 
-    def _pid(self, victim: str) -> int | None:
+    def _pids(self, victim: str) -> list[int]:
         if victim in VIEWERS:
-            return self.desk.there[victim].pid if victim in self.desk.there else None
-        return self.engine.roles[victim]
+            return [self.desk.there[victim].pid] if victim in self.desk.there else []
+        return [self.engine.roles[role] for role in victim.split("+")]
 
     def _begin(self, act: Act) -> None:
         if act.victim in VIEWERS and act.ends:
@@ -165,19 +165,18 @@ class Rounds:
             if act.what == "restart" and self.dead is None:
                 self.desk.call(act.victim)
             return
-        pid = self._pid(act.victim)
-        if pid is None or (act.victim not in VIEWERS and self.dead is not None):
+        if act.victim not in VIEWERS and self.dead is not None:
             return
         if act.ends:
             self.dead = time.monotonic()
-        _send(pid, SIGNALS.get(act.what, signal.SIGSTOP))
+        for pid in self._pids(act.victim):
+            _send(pid, SIGNALS.get(act.what, signal.SIGSTOP))
         if act.ends:
             for role in self.engine.roles.values():  # whoever is stopped must be able to notice
                 _send(role, signal.SIGCONT)
 
     def _go_on(self, act: Act) -> None:
-        pid = self._pid(act.victim)
-        if pid is not None:
+        for pid in self._pids(act.victim):
             _send(pid, signal.SIGCONT)
 
     # --- the engine --------------------------------------------------------------------------------------------------
