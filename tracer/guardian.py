@@ -34,7 +34,7 @@ TERM_GRACE_S = 5.0
 LEFT_OVER_GRACE_S = 2.0
 """Time between SIGTERM and SIGKILL for processes that the command left running."""
 
-PERIOD_S = 0.05
+PERIOD_S = 0.1
 """Time between two looks at what the command has written."""
 
 HELD_BYTES = 32 * 1024 * 1024
