@@ -165,7 +165,7 @@ def start(command: list[str], output: int) -> int:
     number = errno.ENOEXEC
     try:
         os.setsid()
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the children of the command do not inherit it
         if os.getppid() != guardian:
             os._exit(1)
         signal.set_wakeup_fd(-1)
@@ -306,6 +306,8 @@ def stand_by(guardian: int, output: Output, folder: str) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: os.kill(guardian, number))
     _, status = os.waitpid(guardian, 0)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     if os.WIFSIGNALED(status):
         clear()
         output.finish()
