@@ -159,11 +159,12 @@ async def _end_session(session: int) -> None:
 
 
 def _members(session: int) -> list[int]:
-    """Pids of the processes of a session that run, from /proc; none where there is no such thing."""
+    """Pids of the processes of a session that run, if only some of their threads, from /proc; none where there is no
+    such thing."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError, ValueError):
-            state, _, _, of = stat.read_bytes().rpartition(b")")[2].split()[:4]
-            if int(of) == session and state not in (b"Z", b"X"):
+            fields = stat.read_bytes().rpartition(b")")[2].split()
+            if int(fields[3]) == session and (fields[0] not in (b"Z", b"X") or int(fields[17]) > 1):
                 found.append(int(stat.parent.name))
     return found

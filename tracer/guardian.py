@@ -184,7 +184,8 @@ def start(command: list[str], output: int) -> int:
 
 
 def descendants() -> list[int]:
-    """Pids of all processes below this one, from /proc; none where there is no such thing."""
+    """Pids of all processes below this one, from /proc; none where there is no such thing. Zombies are among them: it
+    may be the first thread of a process whose others still run, and which has children."""
     children: dict[int, list[int]] = {}
     if not os.path.isdir("/proc"):  # noqa: PTH112  (pathlib takes as long to import as all else here)
         return []
@@ -196,7 +197,7 @@ def descendants() -> list[int]:
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
             continue
-        if fields and fields[0] not in (b"Z", b"X"):
+        if fields:
             children.setdefault(int(fields[1]), []).append(int(entry))
     found: list[int] = []
     front = [os.getpid()]
@@ -219,15 +220,17 @@ def clear() -> None:
     """End what the command left running: ask each process once, force those that are still there after a while."""
     deadline = time.monotonic() + LEFT_OVER_GRACE_S
     asked: set[int] = set()
-    while left := descendants():
-        late = time.monotonic() > deadline
-        for pid in left:
-            if late or pid not in asked:
-                asked.add(pid)
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
-        time.sleep(0.02)
-        reap()
+    with contextlib.suppress(ChildProcessError):  # without a child we have no orphan either: nothing is left
+        while True:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+            late = time.monotonic() > deadline
+            for pid in descendants():
+                if late or pid not in asked:
+                    asked.add(pid)
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+            time.sleep(0.02)
 
 
 class Guardian:

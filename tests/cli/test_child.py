@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -89,6 +90,28 @@ async def test_a_left_over_that_ignores_sigterm_is_killed(tmp_path: Path) -> Non
     pid = await number_in(left)
     assert await child.wait() == 0
     assert not runs(pid)
+
+
+THREADS_REMAIN = """
+import ctypes, subprocess, sys, threading, time
+child = subprocess.Popen(['sleep', '600'])
+def stay():
+    print(child.pid, flush=True)
+    time.sleep(600)
+threading.Thread(target=stay).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+async def test_of_a_process_whose_first_thread_has_ended_nothing_is_left(tmp_path: Path) -> None:
+    """It looks like a zombie, and is none: an engine with many threads does on its way out. Its children go too."""
+    log = tmp_path / "log"
+    code, program = tmp_path / "code.py", tmp_path / "pids"
+    code.write_text(THREADS_REMAIN)
+    script = f"{sys.executable} {code} & echo $! > {program}; until grep -q . {log}; do sleep 0.05; done"
+    child = await start(["sh", "-c", script], log)
+    assert await asyncio.wait_for(child.wait(), 30) == 0
+    assert [Path(f"/proc/{pid}").exists() for pid in (int(program.read_text()), int(log.read_text()))] == [False, False]
 
 
 async def test_stop_begins_with_the_given_signal(tmp_path: Path) -> None:
