@@ -21,6 +21,8 @@ from tracer.state.view import Phase
 
 SERVED_S: Final = 240.0
 """Patience with the clients' requests: the engine may have been stopped, and the machine is shared."""
+PATIENT_S: Final = 20.0
+"""How long the clients of an engine that is being ended wait for it before they hang up."""
 CAUGHT_UP_S: Final = 40.0
 """Patience with a viewer that has been stopped."""
 WRITTEN_S: Final = 2.5
@@ -106,7 +108,7 @@ class Rounds:
         before = set(self.engine.clients.watches)
         self._act(this)
         self._guarded(lambda: self.desk.settle(engine_gone=self.dead is not None))
-        self._guarded(self._clients_end, before)
+        self._guarded(self._clients_end)
         self._watches = {name: watch for name, watch in self.engine.clients.watches.items() if name not in before}
         if self.dead is None:
             self._guarded(self._engine_is_well)
@@ -181,10 +183,16 @@ class Rounds:
 
     # --- the engine --------------------------------------------------------------------------------------------------
 
-    def _clients_end(self, before: set[str]) -> None:
+    def _clients_end(self) -> None:
         clients = self.engine.clients
-        until(lambda: not clients.under_way or clients.process.poll() is not None,
-              "the requests of all clients to end", SERVED_S)  # fmt: skip
+        try:
+            until(lambda: not clients.under_way or clients.process.poll() is not None,
+                  "the requests of all clients to end", SERVED_S if self.dead is None else PATIENT_S)  # fmt: skip
+        except TroubleError:
+            # vLLM's API server ends its core on SIGTERM, and then waits for its streams: until those clients hang up.
+            if self.dead is None:
+                raise
+            clients.close()
 
     def _engine_is_well(self) -> None:
         for name, watch in self._watches.items():
