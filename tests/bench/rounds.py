@@ -5,7 +5,7 @@
     python -m tests.bench.rounds --engine paper --rounds 500 --seed 7 --out paper.jsonl     no model, seconds a round
     python -m tests.bench.rounds --engine vllm --model FOLDER --acts "kill core" --acts "stop watcher 30, kill api"
                                  --rounds 2 --out docs/rounds.jsonl                         these acts, each round twice
-    python -m tests.bench.rounds --out docs/rounds.jsonl                                    the table alone
+    python -m tests.bench.rounds --out docs/rounds.jsonl                                    the tables alone
 
 A round follows from its seed (`tests.faults.acts`): requests of the demo's clients, one to four acts on processes drawn
 by chance, then all that must be true (`tests.faults.round`). The engine lives on through the rounds in which none of
@@ -128,7 +128,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--engine", choices=sorted(DEADLY), default="transformers")
     parser.add_argument("--model", default="", help="folder of a model; paper needs none")
-    parser.add_argument("--rounds", type=int, default=0, help="rounds that this engine shall have in all; 0: the table")
+    parser.add_argument("--rounds", type=int, default=0, help="rounds that this engine shall have in all; 0: the tables")
     parser.add_argument("--acts", action="append", default=[], help="of a round, as kill core, stop watcher 30")
     parser.add_argument("--seed", type=int, default=1, help="of the first round")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no round after so many")
@@ -145,7 +145,11 @@ def main() -> int:
     except (TroubleError, ValueError) as trouble:
         print(f"rounds: {trouble}", file=sys.stderr)
         return 2
-    print(table(read(options.out)))
+    outcomes = read(options.out)
+    for title, some in (("drawn", [one for one in outcomes if not one.asked]),
+                        ("asked for", [one for one in outcomes if one.asked])):  # fmt: skip
+        if some:
+            print(f"Rounds that were {title}:\n\n{table(some)}\n")
     return 1 if failed else 0
 
 
