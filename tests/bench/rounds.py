@@ -128,7 +128,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--engine", choices=sorted(DEADLY), default="transformers")
     parser.add_argument("--model", default="", help="folder of a model; paper needs none")
-    parser.add_argument("--rounds", type=int, default=0, help="rounds that this engine shall have in all; 0: the tables")
+    parser.add_argument("--rounds", type=int, default=0, help="rounds that this engine shall have; 0: the tables")
     parser.add_argument("--acts", action="append", default=[], help="of a round, as kill core, stop watcher 30")
     parser.add_argument("--seed", type=int, default=1, help="of the first round")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no round after so many")
