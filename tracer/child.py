@@ -1,9 +1,10 @@
 """The command under `tracer run`: started, listened to, signalled, and ended without leaving anything behind.
 
-Its output goes straight into a log file, not through us: a tracer that is stopped or slow never holds up the engine.
-It has a session of its own, so a Ctrl-C in the terminal reaches the tracer alone, which passes it on. A `guardian`
-process stands in between; see there for what happens when the tracer dies. When the guardian is killed, the kernel ends
-the command with it, and the tracer what is left of the command's session.
+Its output does not go through us: a tracer that is stopped or slow never holds up the engine, nor does a full disk. It
+has a session of its own, so a Ctrl-C in the terminal reaches the tracer alone, which passes it on. A `guardian` process
+stands in between and carries the output into the log; see there for what happens when the tracer dies, or when it is
+killed itself. When it is killed together with its second, the kernel ends the command, and the tracer what is left of
+the command's session.
 """
 
 from __future__ import annotations
@@ -37,9 +38,13 @@ class ChildError(Exception):
 class Child:
     """A running command. Made by `start`; belongs to the event loop in which that was called."""
 
-    def __init__(self, process: asyncio.subprocess.Process, pid: int, name: str) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, pid: int, name: str, log: Path, say: Callable[[str], None]
+    ) -> None:
         self.pid = pid
         self.name = name
+        self._log = log
+        self._say = say
         self.exit_code: int | None = None
         """What a shell would report: the command's own code, 128 + n when signal n ended it; None while it runs."""
         self._process = process
@@ -48,12 +53,13 @@ class Child:
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], env: Mapping[str, str], log: Path, folder: Path | None = None
+        cls, command: Sequence[str], env: Mapping[str, str], log: Path, folder: Path | None = None,
+        say: Callable[[str], None] = lambda _: None,
     ) -> Child:
         """Run `command` with `env`, its stdout and stderr appended to `log`, its stdin empty.
 
-        `folder` is removed when the tracer dies before the command. Raises ChildError when the command cannot be
-        executed, OSError when the log cannot be written.
+        `folder` is removed when the tracer dies before the command; `say` is told when the log takes no more. Raises
+        ChildError when the command cannot be executed, OSError when the log cannot be opened.
         """
         writing = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -82,7 +88,7 @@ class Child:
                 f"cannot run {command[0]}: {reason.lower()}" if failed else f"cannot run {command[0]}; see {log}",
                 int(code) if failed else 1,
             )
-        return cls(process, int(rest), Path(command[0]).name)
+        return cls(process, int(rest), Path(command[0]).name, log, say)
 
     async def wait(self) -> int:
         """Wait until the command and everything that it started has ended; its exit code."""
@@ -120,13 +126,19 @@ class Child:
 
     async def _wait(self) -> int:
         assert self._process.stdout is not None
-        news = (await self._process.stdout.read()).decode("utf-8", "replace").split()
+        code = None
+        async for line in self._process.stdout:
+            word, _, rest = line.decode("utf-8", "replace").strip().partition(" ")
+            if word == "waits":
+                self._say(f"{self._log} takes no more of what {self.name} writes: {rest}; {self.name} goes on")
+            elif word == "missing":
+                self._say(f"{rest} bytes that {self.name} wrote are not in {self._log}")
+            elif word in ("exited", "killed") and rest.isdigit():
+                code = int(rest) + (128 if word == "killed" else 0)
         await self._process.wait()
-        if not news:  # the guardian was killed, and cannot end what the command leaves behind
+        if code is None:  # the guardian was killed; perhaps its second too, and what the command had started goes on
             await _end_session(self.pid)
-        code = 1
-        with contextlib.suppress(IndexError, ValueError):
-            code = int(news[1]) + (128 if news[0] == "killed" else 0)
+            code = 1
         self.exit_code = code
         return code
 
@@ -147,11 +159,12 @@ async def _end_session(session: int) -> None:
 
 
 def _members(session: int) -> list[int]:
-    """Pids of the processes of a session that run, from /proc; none where there is no such thing."""
+    """Pids of the processes of a session that run, if only some of their threads, from /proc; none where there is no
+    such thing."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError, ValueError):
-            state, _, _, of = stat.read_bytes().rpartition(b")")[2].split()[:4]
-            if int(of) == session and state not in (b"Z", b"X"):
+            fields = stat.read_bytes().rpartition(b")")[2].split()
+            if int(fields[3]) == session and (fields[0] not in (b"Z", b"X") or int(fields[17]) > 1):
                 found.append(int(stat.parent.name))
     return found

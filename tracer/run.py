@@ -169,7 +169,7 @@ class Run:
     async def _live(self) -> int:
         command, added = await self.job.prepare(self.say)
         env = self._hooks({**os.environ, **added}, self.folder, self.name)
-        self.child = child = await Child.start(command, env, Path(self.log.path), self.folder)
+        self.child = child = await Child.start(command, env, Path(self.log.path), self.folder, self.say)
         self._started_at = time.monotonic()
         helpers = [asyncio.create_task(self._serve(child)), asyncio.create_task(self._watch())]
         if self.recorder is not None:

@@ -3,12 +3,15 @@
     python -m tests.bench.rounds --engine transformers --model FOLDER --rounds 200 --out docs/rounds.jsonl
     python -m tests.bench.rounds --engine vllm --model FOLDER --rounds 30 --out docs/rounds.jsonl --minutes 9
     python -m tests.bench.rounds --engine paper --rounds 500 --seed 7 --out paper.jsonl     no model, seconds a round
-    python -m tests.bench.rounds --out docs/rounds.jsonl                                    the table alone
+    python -m tests.bench.rounds --engine vllm --model FOLDER --acts "kill core" --acts "stop watcher 30, kill api"
+                                 --rounds 2 --out docs/rounds.jsonl                         these acts, each round twice
+    python -m tests.bench.rounds --out docs/rounds.jsonl                                    the tables alone
 
 A round follows from its seed (`tests.faults.acts`): requests of the demo's clients, one to four acts on processes drawn
 by chance, then all that must be true (`tests.faults.round`). The engine lives on through the rounds in which none of
-its own processes was ended. Rounds are appended to ``--out`` as they end; a later call runs the seeds that are
-missing, so that several short calls add up. vLLM runs in an environment of its own: `tests.vllm.server.vllm_python`.
+its own processes was ended. With ``--acts`` nothing is left to chance but load and times. Rounds are appended to
+``--out`` as they end; a later call runs the seeds that are missing, so that several short calls add up. vLLM runs in an
+environment of its own: `tests.vllm.server.vllm_python`.
 
 Exit code 1 when a round of this call did not hold.
 """
@@ -26,7 +29,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.faults.acts import plan
+from tests.faults.acts import directed, plan
 from tests.faults.engine import TracedEngine, TroubleError
 from tests.faults.round import Rounds
 
@@ -37,7 +40,8 @@ DEADLY = {"transformers": 0.2, "vllm": 0.15, "paper": 0.3}
 @dataclass
 class Outcome:
     """One round. `acts` as ``kill screen``; `problems` what did not hold, empty when all did; `missing` events that the
-    watcher counted as lost; `started` whether the engine came up for it."""
+    watcher counted as lost; `started` whether the engine came up for it; `asked` the acts that were asked for, empty
+    when they were drawn."""
 
     engine: str
     seed: int
@@ -48,10 +52,11 @@ class Outcome:
     seconds: float
     started: bool
     at: str
+    asked: str = ""
 
 
-def run(engine: str, model: str, seeds: Sequence[int], minutes: float, out: Path) -> int:
-    """The rounds of these seeds, as far as the time allows; how many did not hold."""
+def run(engine: str, model: str, wanted: Sequence[tuple[int, str]], minutes: float, out: Path) -> int:
+    """The rounds of these seeds and acts (drawn when empty), as far as the time allows; how many did not hold."""
     python = ""
     if engine == "vllm":
         from tests.vllm.server import vllm_python
@@ -61,20 +66,22 @@ def run(engine: str, model: str, seeds: Sequence[int], minutes: float, out: Path
     rounds: Rounds | None = None
     failed = 0
     try:
-        for seed in seeds:
+        for seed, asked in wanted:
             if time.monotonic() > until:
                 break
             started = rounds is None
             if rounds is None:
                 rounds = Rounds(TracedEngine(engine, model, seed, python))
-            this = plan(seed, list(rounds.engine.roles), DEADLY[engine])
+            roles = list(rounds.engine.roles)
+            this = directed(asked, seed, roles) if asked else plan(seed, roles, DEADLY[engine])
             begin = time.monotonic()
             problems = rounds.do(this)
             seconds = time.monotonic() - begin
             if rounds.dead is not None or problems:
                 problems = problems + rounds.close()
             outcome = Outcome(engine, seed, [str(act) for act in this.acts], problems, rounds.missing, sum(this.visits),
-                              round(seconds, 1), started, datetime.now(UTC).strftime("%Y-%m-%d %H:%M"))  # fmt: skip
+                              round(seconds, 1), started, datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+                              asked)  # fmt: skip
             if rounds.dead is not None or problems:
                 rounds = None
             failed += bool(problems)
@@ -121,22 +128,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--engine", choices=sorted(DEADLY), default="transformers")
     parser.add_argument("--model", default="", help="folder of a model; paper needs none")
-    parser.add_argument("--rounds", type=int, default=0, help="rounds that this engine shall have in all; 0: the table")
+    parser.add_argument("--rounds", type=int, default=0, help="rounds that this engine shall have; 0: the tables")
+    parser.add_argument("--acts", action="append", default=[], help="of a round, as kill core, stop watcher 30")
     parser.add_argument("--seed", type=int, default=1, help="of the first round")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no round after so many")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end in which the engine and its viewers are ended too
-    done = {one.seed for one in read(options.out) if one.engine == options.engine}
-    seeds = [seed for seed in range(options.seed, options.seed + options.rounds) if seed not in done]
+    done = {(one.seed, one.asked) for one in read(options.out) if one.engine == options.engine}
+    wanted = [(seed, asked) for seed in range(options.seed, options.seed + options.rounds)
+              for asked in options.acts or [""] if (seed, asked) not in done]  # fmt: skip
     failed = 0
     try:
-        if seeds:
-            failed = run(options.engine, options.model, seeds, options.minutes, options.out)
-    except TroubleError as trouble:
+        if wanted:
+            failed = run(options.engine, options.model, wanted, options.minutes, options.out)
+    except (TroubleError, ValueError) as trouble:
         print(f"rounds: {trouble}", file=sys.stderr)
         return 2
-    print(table(read(options.out)))
+    outcomes = read(options.out)
+    for title, some in (("drawn", [one for one in outcomes if not one.asked]),
+                        ("asked for", [one for one in outcomes if one.asked])):  # fmt: skip
+        if some:
+            print(f"Rounds that were {title}:\n\n{table(some)}\n")
     return 1 if failed else 0
 
 

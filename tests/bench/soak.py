@@ -2,8 +2,8 @@
 
 `tracer run -- transformers serve MODEL --continuous-batching` (with `paper` for MODEL, an engine without a model, which
 brings in minutes as many requests as are kept) with its screen in a terminal and a recording, a second viewer that
-records too, and clients that chat without a pause, some of whom hang up. Each screen gets its turn. Every
-few seconds the memory (RSS), file handles and threads of the engine and of both viewers are read from /proc.
+records too, and the clients of the rounds of faults, without a pause; some of them hang up. Each screen gets its turn.
+Every few seconds the memory (RSS), file handles and threads of the engine and of both viewers are read from /proc.
 
 Prints a line a minute, and in the end how each grew over the last two thirds of the time (a straight line through all
 samples). Exit code 1 when a process has died, when handles or threads grew, when a viewer grew by more than `--limit`
@@ -18,10 +18,8 @@ import fcntl
 import json
 import os
 import pty
-import random
 import select
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -31,16 +29,17 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from engine_hooks.demo import free_port
+from tests.faults.engine import Clients, TroubleError, below, until
 
 COLUMNS, ROWS = 150, 44
 SAMPLE_S = 5.0
 SCREENS = b"1234567"
 READY_S = 180.0
 PAPER = "paper"
-WORDS = ("river", "stone", "lamp", "tea", "music", "garden", "winter", "letter", "paper", "bridge", "cloud", "song")
 
 
 @dataclass
@@ -70,75 +69,13 @@ class Watched:
         return 3600 * sum((s[0] - middle) * (s[column] - mean) for s in last) / spread if spread else 0.0
 
 
-class Clients:
-    """Threads that chat, one request after the other."""
-
-    def __init__(self, url: str, model: str, number: int) -> None:
-        self.url, self.model = url, model
-        self.sent = self.answered = self.hung_up = self.failed = 0
-        self._over = threading.Event()
-        self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._chat, args=(seed,), daemon=True) for seed in range(number)]
-
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """Let the last answers come."""
-        self._over.set()
-        for thread in self._threads:
-            thread.join(120)
-
-    def _chat(self, seed: int) -> None:
-        chance = random.Random(seed)
-        while not self._over.is_set():
-            leaves = chance.random() < 0.05
-            with self._lock:
-                self.sent += 1
-            try:
-                self._ask(" ".join(chance.choices(WORDS, k=chance.randint(3, 60))), chance.randint(4, 24), leaves)
-                with self._lock:
-                    self.hung_up += leaves
-                    self.answered += not leaves
-            except (OSError, ValueError):
-                with self._lock:
-                    self.failed += 1
-
-    def _ask(self, question: str, tokens: int, leaves: bool) -> None:
-        body = {"model": self.model, "stream": True, "max_tokens": tokens,
-                "messages": [{"role": "user", "content": question}]}  # fmt: skip
-        asked = urllib.request.Request(
-            self.url + "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(asked, timeout=300) as answer:
-            for count, _line in enumerate(answer):
-                if leaves and count > 3:
-                    return
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """Processes that `pid` started, and theirs."""
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, path.read_text().split()):
-            yield child
-            yield from descendants(child)
-
-
-def engine_of(launcher: int, word: str) -> int | None:
-    """The engine's process: the innermost that was started with `word` (a guardian stands between)."""
-    found = []
-    for pid in descendants(launcher):
-        with contextlib.suppress(OSError):
-            if word in Path(f"/proc/{pid}/cmdline").read_text():
-                found.append(pid)
-    return found[-1] if found else None
+def chat(clients: Clients, number: int, seconds: float) -> None:
+    """For so long that many requests are under way: whoever has an answer, or hung up, comes again."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if (free := number - clients.under_way) > 0:
+            clients.come(free)
+        time.sleep(0.02)
 
 
 class Screen:
@@ -206,16 +143,15 @@ def main() -> int:
                 if time.monotonic() > deadline or screen.process.poll() is not None:
                     raise RuntimeError("the server did not start") from None
                 time.sleep(0.5)
-        engine = engine_of(screen.process.pid, str(port))
-        assert engine is not None
+        # Launcher, guardians and engine name the port; the engine is the innermost.
+        *_, engine = [pid for pid in below(screen.process.pid) if str(port) in Path(f"/proc/{pid}/cmdline").read_text()]
         second = subprocess.Popen(
             [sys.executable, "-m", "tracer", "record", str(engine), "-o", str(folder / "second.trace")],
             env=env, stdout=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         time.sleep(5)
         watched = [Watched("engine", engine), Watched("screen", screen.process.pid), Watched("recorder", second.pid)]
-        clients = Clients(url, options.model, options.clients)
-        clients.start()
+        clients = Clients(f"{url}/v1", options.model, 1)
         began, minute, dead = time.monotonic(), 0, ""
         print("| minute | requests | " + " | ".join(f"{w.name}: MB, handles, threads" for w in watched) + " |")
         print("|---|---|" + "---|" * len(watched), flush=True)
@@ -230,8 +166,10 @@ def main() -> int:
                 print(f"| {minute} | {clients.sent:,} | " + " | ".join(cells) + " |", flush=True)
                 screen.press(SCREENS[minute % len(SCREENS) :][:1])
                 minute += 1
-            time.sleep(SAMPLE_S)
-        clients.stop()
+            chat(clients, options.clients, SAMPLE_S)
+        with contextlib.suppress(TroubleError):
+            until(lambda: not clients.under_way, "the last answers", 120)
+        clients.close()
         time.sleep(3)
         second.send_signal(signal.SIGINT)
         second.wait(60)
@@ -245,10 +183,12 @@ def main() -> int:
     if dead:
         print(f"{dead} has died")
         return 1
-    print(f"\n{clients.sent:,} requests: {clients.answered:,} answered, {clients.hung_up:,} hung up, "
-          f"{clients.failed:,} failed; {screen.bytes / 1e3:,.0f} kB drawn; recordings of "
+    hung_up = sum(watch.hung_up for watch in clients.watches.values())
+    failed = sum(bool(watch.error) for watch in clients.watches.values()) + clients.under_way
+    print(f"\n{clients.sent:,} requests: {clients.sent - hung_up - failed:,} answered, {hung_up:,} hung up, "
+          f"{failed:,} failed; {screen.bytes / 1e3:,.0f} kB drawn; recordings of "
           f"{' and '.join(f'{size / 1e6:.1f}' for size in sizes)} MB: {counted}")  # fmt: skip
-    bad = bool(clients.failed)
+    bad = bool(failed)
     bad |= any(c != {"received": clients.sent, "ended": clients.sent, "lost": 0} for c in counted.values())
     for one in watched:
         rss, handles, threads = one.growth(1), one.growth(2), one.growth(3)

@@ -34,6 +34,14 @@ def runs(pid: int) -> bool:
         return False
 
 
+def parent(pid: int) -> int:
+    """Its parent's pid; 0 for a process that is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    except (OSError, IndexError):
+        return 0
+
+
 def marked(mark: str) -> list[int]:
     """Pids of the processes whose environment carries this mark."""
     needle = f"TRACER_TEST_MARK={mark}".encode()

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import python, runs, wait_until
+from tests.cli.commands import parent, python, runs, wait_until
 from tracer.child import Child, ChildError
+from tracer.guardian import HELD_BYTES, Output
 
 
 def quiet(_: str) -> None:
     """Takes what the child has to say."""
 
 
-async def start(command: list[str], log: Path, folder: Path | None = None) -> Child:
-    return await Child.start(command, os.environ, log, folder)
+async def start(command: list[str], log: Path, folder: Path | None = None,
+                say: Callable[[str], None] = quiet) -> Child:  # fmt: skip
+    return await Child.start(command, os.environ, log, folder, say)
 
 
 async def number_in(file: Path) -> int:
@@ -90,6 +95,28 @@ async def test_a_left_over_that_ignores_sigterm_is_killed(tmp_path: Path) -> Non
     assert not runs(pid)
 
 
+THREADS_REMAIN = """
+import ctypes, subprocess, sys, threading, time
+child = subprocess.Popen(['sleep', '600'])
+def stay():
+    print(child.pid, flush=True)
+    time.sleep(600)
+threading.Thread(target=stay).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+async def test_of_a_process_whose_first_thread_has_ended_nothing_is_left(tmp_path: Path) -> None:
+    """It looks like a zombie, and is none: an engine with many threads does on its way out. Its children go too."""
+    log = tmp_path / "log"
+    code, program = tmp_path / "code.py", tmp_path / "pids"
+    code.write_text(THREADS_REMAIN)
+    script = f"{sys.executable} {code} & echo $! > {program}; until grep -q . {log}; do sleep 0.05; done"
+    child = await start(["sh", "-c", script], log)
+    assert await asyncio.wait_for(child.wait(), 30) == 0
+    assert [Path(f"/proc/{pid}").exists() for pid in (int(program.read_text()), int(log.read_text()))] == [False, False]
+
+
 async def test_stop_begins_with_the_given_signal(tmp_path: Path) -> None:
     code = "import signal, sys, time\nsignal.signal(signal.SIGHUP, lambda *_: sys.exit(9))\nprint('up', flush=True)\n" \
            "time.sleep(600)"  # fmt: skip
@@ -152,14 +179,151 @@ def test_the_command_and_its_folder_go_when_the_tracer_is_killed(tmp_path: Path)
 @pytest.mark.slow
 async def test_what_the_command_started_goes_too_when_the_guardian_is_killed(tmp_path: Path) -> None:
     """The kernel ends the command with the guardian, but none of its children: vLLM's core and workers lived on."""
-    plain, deaf = tmp_path / "plain", tmp_path / "deaf"
+    plain, deaf, daemon = tmp_path / "plain", tmp_path / "deaf", tmp_path / "daemon"
     stubborn = f"trap \"\" TERM; echo $$ > {deaf}; while :; do sleep 1; done"
-    script = f"sleep 600 & echo $! > {plain}; sh -c '{stubborn}' & wait"
+    script = (f"setsid sh -c 'echo $$ > {daemon}; exec sleep 600' & sleep 600 & echo $! > {plain}; "
+              f"sh -c '{stubborn}' & echo last words; wait")  # fmt: skip
     child = await start(["sh", "-c", script], tmp_path / "log")
-    pids = [child.pid, await number_in(plain), await number_in(deaf)]
-    os.kill(child._process.pid, signal.SIGKILL)
+    pids = [child.pid, await number_in(plain), await number_in(deaf), await number_in(daemon)]
+    os.kill(parent(child.pid), signal.SIGKILL)
     assert await asyncio.wait_for(child.wait(), 30) == 1
-    assert [runs(pid) for pid in pids] == [False, False, False]
+    assert [runs(pid) for pid in pids] == [False, False, False, False]
+    assert (tmp_path / "log").read_text() == "last words\n"
+
+
+async def test_guardian_and_second_killed_at_once_leave_nothing_of_the_command_s_session(tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    child = await start(["sh", "-c", f"sleep 600 & echo $! > {plain}; wait"], tmp_path / "log")
+    pids = [child.pid, await number_in(plain)]
+    for pid in (child._process.pid, parent(child.pid)):
+        os.kill(pid, signal.SIGKILL)
+    assert await asyncio.wait_for(child.wait(), 30) == 1
+    assert [runs(pid) for pid in pids] == [False, False]
+
+
+async def test_a_second_that_is_killed_costs_the_command_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    code = "import signal, sys, time\nsignal.signal(signal.SIGHUP, lambda *_: sys.exit(9))\nprint('up', flush=True)\n" \
+           "time.sleep(600)"  # fmt: skip
+    child = await start(python(code), log)
+    os.kill(child._process.pid, signal.SIGKILL)
+    wait_until(lambda: not runs(child._process.pid), "its end")
+    while log.read_text() != "up\n":
+        await asyncio.sleep(0.02)
+    assert await child.stop(signal.SIGHUP, quiet) == 9
+
+
+class Disk:
+    """A file system that is full, as far as the process that writes the log can tell."""
+
+    def __init__(self, child: Child) -> None:
+        self._pid = parent(child.pid)
+        self._hard = resource.prlimit(self._pid, resource.RLIMIT_FSIZE)[1]
+
+        links = [Path(f"/proc/{self._pid}/fd/{fd}") for fd in os.listdir(f"/proc/{self._pid}/fd")]  # noqa: PTH208
+        self._memory = next(link for link in links if str(link.readlink()).startswith("/memfd:"))
+
+    @property
+    def written(self) -> int:
+        """Bytes that the command has written."""
+        return self._memory.stat().st_size
+
+    @property
+    def held(self) -> int:
+        """Bytes of them that take memory."""
+        return self._memory.stat().st_blocks * 512
+
+    def fill(self, size: int) -> None:
+        """No file of it grows beyond `size` bytes."""
+        resource.prlimit(self._pid, resource.RLIMIT_FSIZE, (size, self._hard))
+
+    def clear(self) -> None:
+        """There is room again."""
+        resource.prlimit(self._pid, resource.RLIMIT_FSIZE, (self._hard, self._hard))
+
+
+TALKER = """
+import pathlib, sys, time
+def wait(gate):
+    while not pathlib.Path(sys.argv[1], gate).exists(): time.sleep(0.01)
+wait('go')
+for n in range(int(sys.argv[2])): print(f'{n:099}')
+print('still here', file=sys.stderr)
+pathlib.Path(sys.argv[1], 'done').touch()
+wait('end')
+"""
+
+
+@pytest.mark.parametrize("relieved", [False, True])
+async def test_a_full_disk_under_the_log_is_not_felt_by_the_command(tmp_path: Path, relieved: bool) -> None:
+    """What could not be written comes once there is room, or is counted."""
+    log, said = tmp_path / "log", list[str]()
+    child = await start([*python(TALKER), str(tmp_path), "1000"], log, say=said.append)
+    disk = Disk(child)
+    disk.fill(5_000)
+    (tmp_path / "go").touch()
+    while not said or not (tmp_path / "done").exists():
+        await asyncio.sleep(0.01)
+    assert log.stat().st_size == 5_000
+    if relieved:
+        disk.clear()
+    (tmp_path / "end").touch()
+    assert await child.wait() == 0
+    name = child.name
+    assert said[0] == f"{log} takes no more of what {name} writes: file too large; {name} goes on"
+    if relieved:
+        assert log.read_text() == "".join(f"{n:099}\n" for n in range(1000)) + "still here\n"
+        assert said[1:] == []
+    else:
+        assert log.read_text() == "".join(f"{n:099}\n" for n in range(50))
+        assert said[1:] == [f"{95_011} bytes that {name} wrote are not in {log}"]
+
+
+async def test_of_a_flood_onto_a_full_disk_the_oldest_is_left_out_and_the_log_says_how_much(tmp_path: Path) -> None:
+    log, said = tmp_path / "log", list[str]()
+    lines = HELD_BYTES // 100 + 10_000
+    child = await start([*python(TALKER), str(tmp_path), str(lines)], log, say=said.append)
+    disk = Disk(child)
+    disk.fill(5_000)
+    (tmp_path / "go").touch()
+    written = 100 * lines + len("still here\n")
+    while not (disk.written == written and disk.held <= HELD_BYTES + 8192):
+        await asyncio.sleep(0.01)
+    disk.clear()
+    (tmp_path / "end").touch()
+    assert await child.wait() == 0
+    missing = written - 5_000 - HELD_BYTES
+    assert said[-1] == f"{missing} bytes that {child.name} wrote are not in {log}"
+    with log.open() as file:
+        file.seek(5_000)
+        assert [next(file), next(file)] == ["\n", f"tracer: {missing} bytes of output are missing here\n"]
+        rest = file.read()
+    assert len(rest) == HELD_BYTES
+    assert rest.endswith(f"{lines - 1:099}\nstill here\n")
+
+
+def test_where_there_are_no_files_in_memory_the_command_writes_into_the_log_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    with (tmp_path / "log").open("ab") as log:
+        output = Output(log.fileno())
+        assert (output.end, output.polled, output.copy()) == (log.fileno(), False, False)
+        output.finish()
+        assert output.missing == 0
+
+
+async def test_a_shell_that_writes_to_dev_stderr_takes_nothing_from_the_log(tmp_path: Path) -> None:
+    """Opened anew by its name a file is emptied first."""
+    log = tmp_path / "log"
+    gate = tmp_path / "gate"
+    script = f"echo one, a longer line; until [ -e {gate} ]; do sleep 0.02; done; echo two > /dev/stderr; echo three"
+    child = await start(["sh", "-c", script], log)
+    while log.stat().st_size == 0:
+        await asyncio.sleep(0.01)
+    gate.touch()
+    assert await child.wait() == 0
+    assert log.read_text().splitlines() == ["one, a longer line", "two", "three"]
 
 
 async def test_a_stopped_tracer_does_not_hold_up_the_command(tmp_path: Path) -> None:
@@ -168,7 +332,7 @@ async def test_a_stopped_tracer_does_not_hold_up_the_command(tmp_path: Path) -> 
     child = await start(python("import sys\nfor _ in range(2000): sys.stdout.write('x' * 1999 + '\\n')"), log)
     # The event loop does nothing until the command has ended: as good as a SIGSTOP.
     wait_until(lambda: not runs(child.pid), "the command to end")
-    assert log.stat().st_size == 4_000_000
+    wait_until(lambda: log.stat().st_size == 4_000_000, "all of it in the log")
     assert await child.wait() == 0
 
 

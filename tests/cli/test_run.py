@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -154,6 +155,30 @@ def test_nothing_is_left_when_the_tracer_is_killed(tracer: Commands) -> None:
     wait_until(lambda: list(tracer.sockets.glob("run-*/*.sock")), "the socket")
     process.kill()
     process.wait()
+
+
+def test_nothing_is_left_when_tracer_and_guardian_are_killed_at_once(tracer: Commands) -> None:
+    script = ("setsid sh -c 'sleep 600; :' & sh -c 'trap \"\" TERM; while :; do sleep 1; done' & echo $PPID; exec "
+              + " ".join(traced("tinyengine", "for", "600")))  # fmt: skip
+    process = tracer.start("run", "--headless", "--", "sh", "-c", script)
+    wait_until(lambda: list(tracer.sockets.glob("run-*/*.sock")), "the socket")
+    log = log_of(tracer)
+    wait_until(lambda: "\n" in log.read_text(), "the guardian's pid")
+    guardian = int(log.read_text().split()[0])
+    for pid in (guardian, process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+def test_a_full_disk_under_the_log_is_said_and_not_felt_by_the_command(tracer: Commands) -> None:
+    code = ("import os, resource\nresource.prlimit(os.getppid(), resource.RLIMIT_FSIZE, (400, 400))\n"
+            "for n in range(1000): print(n, flush=True)")  # fmt: skip
+    done = tracer.run("run", "--headless", "--", *python(code))
+    assert done.returncode == 0
+    log = log_of(tracer)
+    assert log.stat().st_size == 400
+    name = Path(sys.executable).name
+    assert f"tracer: 3490 bytes that {name} wrote are not in {log}" in done.stderr.splitlines()
 
 
 def test_it_goes_on_when_nobody_reads_its_output(tracer: Commands) -> None:

@@ -23,7 +23,7 @@ import msgspec
 from engine_hooks.clients import Order, Stopwatch
 from engine_hooks.demo import free_port, launch_transformers
 from engine_hooks.own_python import own_python
-from tests.cli.commands import marked, runs
+from tests.cli.commands import marked, parent, runs
 from tracer.sources import discover
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
@@ -48,21 +48,13 @@ def until(condition: Callable[[], Any], what: str, seconds: float = END_S) -> An
     return result
 
 
-def parent_of(pid: int) -> int:
-    """Its parent's pid; 0 for a process that is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-    except (OSError, IndexError):
-        return 0
-
-
 def below(pid: int) -> list[int]:
     """Every process below `pid` that runs."""
-    parents = {int(path.name): parent_of(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
+    parents = {int(path.name): parent(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
     found: list[int] = []
     front = [pid]
     while front:
-        front = [child for child, parent in parents.items() if parent in front and runs(child)]
+        front = [child for child, above in parents.items() if above in front and runs(child)]
         found += front
     return found
 
@@ -209,7 +201,8 @@ class TracedEngine:
 
     def _name_processes(self) -> None:
         self.roles = {"launcher": self.launcher.pid}
-        (self.roles["guardian"],) = [pid for pid in below(self.launcher.pid) if parent_of(pid) == self.launcher.pid]
+        (second,) = [pid for pid in below(self.launcher.pid) if parent(pid) == self.launcher.pid]
+        (self.roles["guardian"],) = [pid for pid in below(second) if parent(pid) == second]
         for found in discover(self.folder):
             if found.header is not None:
                 self.roles[found.header.role] = found.header.pid

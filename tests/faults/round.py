@@ -21,6 +21,8 @@ from tracer.state.view import Phase
 
 SERVED_S: Final = 240.0
 """Patience with the clients' requests: the engine may have been stopped, and the machine is shared."""
+PATIENT_S: Final = 20.0
+"""How long the clients of an engine that is being ended wait for it before they hang up."""
 CAUGHT_UP_S: Final = 40.0
 """Patience with a viewer that has been stopped."""
 WRITTEN_S: Final = 2.5
@@ -106,7 +108,7 @@ class Rounds:
         before = set(self.engine.clients.watches)
         self._act(this)
         self._guarded(lambda: self.desk.settle(engine_gone=self.dead is not None))
-        self._guarded(self._clients_end, before)
+        self._guarded(self._clients_end)
         self._watches = {name: watch for name, watch in self.engine.clients.watches.items() if name not in before}
         if self.dead is None:
             self._guarded(self._engine_is_well)
@@ -154,10 +156,10 @@ class Rounds:
             time.sleep(max(0.0, begin + at - time.monotonic()))
             self._guarded(what)
 
-    def _pid(self, victim: str) -> int | None:
+    def _pids(self, victim: str) -> list[int]:
         if victim in VIEWERS:
-            return self.desk.there[victim].pid if victim in self.desk.there else None
-        return self.engine.roles[victim]
+            return [self.desk.there[victim].pid] if victim in self.desk.there else []
+        return [self.engine.roles[role] for role in victim.split("+")]
 
     def _begin(self, act: Act) -> None:
         if act.victim in VIEWERS and act.ends:
@@ -165,27 +167,32 @@ class Rounds:
             if act.what == "restart" and self.dead is None:
                 self.desk.call(act.victim)
             return
-        pid = self._pid(act.victim)
-        if pid is None or (act.victim not in VIEWERS and self.dead is not None):
+        if act.victim not in VIEWERS and self.dead is not None:
             return
         if act.ends:
             self.dead = time.monotonic()
-        _send(pid, SIGNALS.get(act.what, signal.SIGSTOP))
+        for pid in self._pids(act.victim):
+            _send(pid, SIGNALS.get(act.what, signal.SIGSTOP))
         if act.ends:
             for role in self.engine.roles.values():  # whoever is stopped must be able to notice
                 _send(role, signal.SIGCONT)
 
     def _go_on(self, act: Act) -> None:
-        pid = self._pid(act.victim)
-        if pid is not None:
+        for pid in self._pids(act.victim):
             _send(pid, signal.SIGCONT)
 
     # --- the engine --------------------------------------------------------------------------------------------------
 
-    def _clients_end(self, before: set[str]) -> None:
+    def _clients_end(self) -> None:
         clients = self.engine.clients
-        until(lambda: not clients.under_way or clients.process.poll() is not None,
-              "the requests of all clients to end", SERVED_S)  # fmt: skip
+        try:
+            until(lambda: not clients.under_way or clients.process.poll() is not None,
+                  "the requests of all clients to end", SERVED_S if self.dead is None else PATIENT_S)  # fmt: skip
+        except TroubleError:
+            # vLLM's API server ends its core on SIGTERM, and then waits for its streams: until those clients hang up.
+            if self.dead is None:
+                raise
+            clients.close()
 
     def _engine_is_well(self) -> None:
         for name, watch in self._watches.items():
