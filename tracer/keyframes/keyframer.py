@@ -379,6 +379,7 @@ class Keyframer:
             amended=packed_ints(amended),
             numbers=numbers(history),
             before=history._before,
+            newest=batch.last,
         )
 
     # --- figures ------------------------------------------------------------------------------------------------------

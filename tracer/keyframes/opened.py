@@ -35,11 +35,11 @@ Row = tuple[Any, ...]
 StepColumns = tuple["array[int]", "array[int]", "array[int]"]
 """Token instants, batch sizes and prefill tokens of steps."""
 
-RECORDS: Final = {"early": early_record, "late": late_record, "steps": steps_record}
+RECORDS: Final = {"late": late_record, "steps": steps_record}
 LAST: Final = 4 + SETTLED.index("last")
 """Place of `last` in `steps_record`."""
 ROW_BYTES: Final = 800
-"""About what a row by which a request is found takes in memory."""
+"""About what a row of a request takes in memory."""
 
 
 class KeyframeError(ValueError):
@@ -66,6 +66,13 @@ class Opened:
         """By request, by what it is found, with instants absolute: rows of `columns_of("found")`."""
         told = self.keyframe.found
         rows = dict(zip(unpack_u32(told.requests).tolist(), _found_rows(told), strict=True))
+        self.size += ROW_BYTES * len(rows)
+        return rows
+
+    @functools.cached_property
+    def early(self) -> list[Row]:
+        """Rows of `columns_of("early")`: those of all that live are wanted, wherever they began."""
+        rows: list[Row] = list(zip(*told_columns(early_record(), self.keyframe.early), strict=True))
         self.size += ROW_BYTES * len(rows)
         return rows
 
@@ -109,7 +116,7 @@ class Opened:
 
     def warm(self) -> None:
         """Take out what most states ask for, while nobody waits for one."""
-        for part in ("found", "pieces", "weights", "columns"):
+        for part in ("found", "early", "pieces", "weights", "columns"):
             getattr(self, part)
         for number, record in enumerate(self.keyframe.pieces):
             if record.names and record.names[0][-1].isdigit() and not record.names[0].startswith("books/ledger"):
@@ -213,6 +220,8 @@ class Rows:
         return told
 
     def _rows(self, number: int, group: str) -> list[Row]:
+        if group == "early":
+            return self._chain[number].early
         rows = self._read.get((number, group))
         if rows is None:
             columns = told_columns(RECORDS[group](), self._told(number, group))

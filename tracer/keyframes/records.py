@@ -111,7 +111,8 @@ class HistoryRecord(msgspec.Struct, array_like=True):
     a whole keyframe begin before `base` where finished requests refer to them. `refs` says where the steps' events are:
     (number of the block, packed u32 places among the source's steps in it). `amended`: packed i64 sevens (index, embed,
     layers, head, logits, sampled, timing) of steps whose device times came later. `numbers`: packed i64
-    differences, step numbers and then their indices, where these do not both rise by one up to the last step.
+    differences, step numbers and then their indices, where these do not both rise by one up to the last step. `newest`:
+    the last step, as it came.
     """
 
     base: int
@@ -124,6 +125,7 @@ class HistoryRecord(msgspec.Struct, array_like=True):
     amended: bytes
     numbers: bytes | None
     before: tuple[int, int] | None
+    newest: Step | None
 
 
 class BatchRecord(msgspec.Struct, array_like=True):

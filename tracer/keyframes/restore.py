@@ -217,7 +217,7 @@ class _Restoration:
         return source
 
     def _history(self, history: StepHistory, name: str) -> Step | None:
-        """Fill in a source's history; returns its last step."""
+        """Fill in a source's history; returns its last step, as it came."""
         having = [each for each in self._opened if name in each.keyframe.histories]
         chain: list[HistoryRecord] = [each.keyframe.histories[name] for each in having]
         columns = self._columns[name] = Columns(zip(chain, (each.columns[name] for each in having), strict=True))
@@ -238,15 +238,15 @@ class _Restoration:
         history.tokens, history.sizes, history.prefills = columns.cut(base, length)
         history.steps = SleepingSteps(finder, base, length, history.tokens[:])
         history._before = record.before
-        newest = history.steps[-1] if length else None
+        check(record.newest is not None or not length, "no last step")
         if record.numbers is None:
-            behind = newest.n + 1 if newest else 0
+            behind = record.newest.n + 1 if record.newest is not None and length else 0
             history.index_of = dict(zip(range(behind - length, behind), range(base, last + 1), strict=True))
         else:
             numbers, indices = summed(record.numbers).reshape(2, -1).tolist()
             check(all(base <= index <= last for index in indices), "a number of no step")
             history.index_of = dict(zip(numbers, indices, strict=True))
-        return newest
+        return record.newest
 
     def _batch(self, source: Source, record: BatchRecord) -> None:
         batch, known = source.batch, self._requests

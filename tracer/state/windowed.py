@@ -141,13 +141,21 @@ class WindowedCounts:
         """Make `sums` from the slots."""
         sums = self._sums = WindowSums(len(self._sums.total))
         sums.heads = list(self._heads)
-        parts = [(sums.total, self.total)]
+        _add_up(sums.total, [(0, self.total)], self._rows)
         for ring, slots in zip(sums.rings, self._rings, strict=True):
-            parts += [(ring[number % len(ring)], slot) for number, slot in slots.items()]
-        for counts, slot in parts:
-            rows = self._rows[slot.keys // STRIDE]
-            kept = rows >= 0
-            np.add.at(counts, (rows[kept], slot.keys[kept] % STRIDE), slot.counts[kept])
+            _add_up(ring, [(number % len(ring), slot) for number, slot in slots.items()], self._rows)
+
+
+def _add_up(counts: Ints, slots: list[tuple[int, Slot]], rows: Ints) -> None:
+    """Add slots to `counts`, each at its place, in the row that `rows` gives its series."""
+    if not slots:
+        return
+    keys = np.concatenate([slot.keys for _, slot in slots]).astype(np.int64)
+    places = np.repeat([place for place, _ in slots], [len(slot.keys) for _, slot in slots])
+    row = rows[keys // STRIDE]
+    at = (places * counts.shape[-2] + row) * BUCKETS + keys % STRIDE
+    kept = row >= 0
+    np.add.at(counts.reshape(-1), at[kept], np.concatenate([slot.counts for _, slot in slots])[kept])
 
 
 def _columns(samples: list[tuple[int, int, float, int]]) -> tuple[Ints, Ints, npt.NDArray[np.float64], Ints]:
