@@ -250,7 +250,12 @@ async def _serve(url: str, model: str, script: Script, rate: float, bursts: bool
 
     orders: asyncio.Queue[Order | None] = asyncio.Queue()
     threading.Thread(target=_listen, args=(asyncio.get_running_loop(), orders), daemon=True).start()
-    async with AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=TIMEOUT_S) as client:
+    # A connection of its own for each request: one that is kept is closed by the server after five idle seconds, and a
+    # request that goes out just then fails.
+    alone = {"Connection": "close"}
+    async with AsyncOpenAI(
+        base_url=url, api_key="none", max_retries=0, timeout=TIMEOUT_S, default_headers=alone
+    ) as client:
         clients = Clients(client, model, script, rate, bursts)
         _ = client.chat.completions  # imported when it is first looked at
         coming = asyncio.create_task(clients.run())
