@@ -21,8 +21,9 @@ from tracer.blocks import Mark
 from tracer.clock import NS_PER_MS, NS_PER_S
 from tracer.events import Event, Received, Step
 from tracer.goals import Goal, NextEvent, NextStage, NextToken
+from tracer.keyframe_index import KeyframeIndex
 from tracer.keyframes.restore import without_collections
-from tracer.replay import Cursor, KeyframeIndex, items
+from tracer.replay import Cursor, items
 from tracer.state.trace_state import TraceState
 from tracer.trace_file import TraceFile
 

@@ -18,9 +18,10 @@ from tests.state.traces import header
 from tracer.blocks import TraceFileError
 from tracer.events import Heartbeat, Received, Sent, Step
 from tracer.intake import Delivery
+from tracer.keyframe_index import KeyframeIndex
 from tracer.player import SPEEDS, Player
 from tracer.recording import Recorder
-from tracer.replay import Cursor, KeyframeIndex, load
+from tracer.replay import Cursor, load
 from tracer.trace_file import TraceFile
 from tracer.tui.feed import Feed
 
@@ -413,7 +414,7 @@ def test_a_file_that_stands_still_is_read_ahead_and_a_seek_opens_no_keyframe_the
         player.tick()
     assert not player.trace.problems
     opened: list[bytes] = []
-    monkeypatch.setattr("tracer.replay.opened", opened.append)
+    monkeypatch.setattr("tracer.keyframe_index.opened", opened.append)
     monkeypatch.setattr("tracer.keyframes.opened._found_rows", opened.append)
     for t, until, digest in STATES[:: max(1, len(STATES) // 12)]:
         player.seek((t + until) // 2)

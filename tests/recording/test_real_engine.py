@@ -17,10 +17,11 @@ from tracer.bus import Bus
 from tracer.clock import NS_PER_S
 from tracer.flight import FlightRecorder
 from tracer.intake import Delivery
+from tracer.keyframe_index import KeyframeIndex
 from tracer.keyframes.keyframer import Keyframer
 from tracer.player import Player
 from tracer.recording import Recorder
-from tracer.replay import KeyframeIndex, load
+from tracer.replay import load
 from tracer.sources import DirectorySource
 from tracer.state.trace_state import TraceState
 from tracer.trace_file import TraceFile
