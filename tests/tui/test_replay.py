@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from textual.binding import Binding
+from textual.events import Key
 from textual.pilot import Pilot
 from textual.widgets import Input
 
@@ -114,6 +115,20 @@ async def test_a_place_is_typed(path: Path, typed: str, share: float) -> None:
         await press(pilot, "enter")
         assert app.player.fraction == pytest.approx(share, abs=0.001)
         assert app.focused is app.live.waterfall and "go to" not in rows_of(app)[-2]
+
+
+async def test_what_is_typed_in_one_piece_goes_there(path: Path) -> None:
+    """Over a slow line all keys are there before the line is; each of these does something else on a screen."""
+    async with replaying(path) as (pilot, app):
+        for key, character in (("colon", ":"), ("5", "5"), ("0", "0"), ("percent_sign", "%"), ("enter", "\r")):
+            app.post_message(Key(key, character))
+        await drawn(pilot)
+        assert app.screen is app.live and app.line is None
+        assert app.player.fraction == pytest.approx(0.5, abs=0.001)
+        for key in ("slash", *"r1q"):
+            app.post_message(Key(key, "/" if key == "slash" else key))
+        await drawn(pilot)
+        assert app.screen is app.live and app.live.listing.text == "r1q"
 
 
 async def test_a_request_is_gone_to_by_its_id_and_nonsense_is_told(path: Path) -> None:

@@ -15,10 +15,11 @@ import math
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from rich.style import Style
 from textual import events
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 FRAMES_PER_SECOND = 10
 IDLE_EVERY = 20
 """With no live request and no new event, every so many frames are drawn: a heartbeat may still change a gauge."""
+TYPED_AHEAD: Final = 64
+"""Keys that may come in one piece with one that opens a line."""
 NEWS_FOR = 80
 """Frames for which a note is news."""
 NAMES = ("Live", "Request", "Numbers", "Diagnosis", "Budget", "Compare", "Journey")
@@ -156,6 +159,8 @@ class TracerApp(App[int]):
         self._tabs: dict[int, FrameScreen] = {1: self.live}
         self._seen: object = None
         self._idle = 0
+        self._elsewhere: deque[events.Key] = deque(maxlen=TYPED_AHEAD)
+        """Keys that went to something else than a line."""
 
     @cached_property
     def beside(self) -> Beside:
@@ -173,13 +178,25 @@ class TracerApp(App[int]):
 
     # --- life
 
-    def on_key(self, event: events.Key) -> None:
+    async def on_event(self, event: events.Event) -> None:
         """What was typed behind a key that opened a line, before the line was there, belongs into it: over a slow
-        connection keys come in one piece. (What a line is given itself never comes up to here.)"""
-        line = getattr(self.screen, "line", None)
-        if isinstance(line, LineInput) and line.shown and self.focused is not line and event.is_printable:
-            event.prevent_default()
-            line.post_message(events.Key(event.key, event.character))
+        connection keys come in one piece. Such keys went to the screen, and come up to here before they do anything."""
+        if isinstance(event, events.Key):
+            line = self.line
+            if not event.is_forwarded:
+                if line is None or self.focused is not line:
+                    self._elsewhere.append(event)
+            elif line is not None and any(event is sent for sent in self._elsewhere):
+                self.screen.set_focus(line, scroll_visible=False)
+                line._forward_event(events.Key(event.key, event.character))
+                return
+        await super().on_event(event)
+
+    @property
+    def line(self) -> LineInput | None:
+        """The line that is there to type in."""
+        line = getattr(self.screen, "line", None) if self.screen_stack else None
+        return line if isinstance(line, LineInput) and line.shown else None
 
     def on_mount(self) -> None:
         """Show the Live screen at once, then start the feed."""

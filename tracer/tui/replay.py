@@ -23,6 +23,7 @@ from tracer.tui.replay_footer import PlaceInput, ReplayFooter
 from tracer.tui.screens.base import FrameScreen
 from tracer.tui.theme import Look
 from tracer.tui.widgets.banner import Notice
+from tracer.tui.widgets.line_input import LineInput
 from tracer.tui.widgets.timeline import Timeline
 
 JUMP_S, LEAP_S = 10, 60
@@ -100,6 +101,12 @@ class ReplayApp(TracerApp):
         footer = self._footer
         if footer is not None and self.at_rest:
             footer.show()
+
+    @property
+    def line(self) -> LineInput | None:
+        """The line to type a place in, or the screen's own."""
+        footer = self._footer
+        return footer.line if footer is not None and footer.line.shown else super().line
 
     @property
     def _footer(self) -> ReplayFooter | None:

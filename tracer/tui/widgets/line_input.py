@@ -57,7 +57,7 @@ class LineInput(Input):
         self.cursor_position = len(value)
         self.shown = True
         self.can_focus = True
-        self.call_after_refresh(self.focus)  # what is typed until then: `TracerApp.on_key`
+        self.call_after_refresh(self.focus)  # what is typed until then: `TracerApp.on_event`
 
     def close(self) -> None:
         """Take it away."""
