@@ -65,7 +65,7 @@ from tracer.state.source import Source
 from tracer.state.steps import Batch
 from tracer.state.tally import Tally
 from tracer.state.trace_state import TraceState
-from tracer.state.waterfall import forward_lengths
+from tracer.state.waterfall import stepped_lengths
 
 CHAIN: Final = 150
 """Keyframes that build upon one another. More make smaller files and longer seeks."""
@@ -211,7 +211,8 @@ class Keyframer:
             late=told(late, late_record(), late_rows(late)),
             steps=told(steps, steps_record(), self._step_rows(steps)),
             weights=rows_told(
-                (serial, texts, tokens) for serial, (_, texts, tokens) in table._weighty.items() if serial in changed
+                (serial, texts, tokens, request.incomplete + 2 * request.tallied)
+                for serial, (request, texts, tokens) in table._weighty.items() if serial in changed
             ),
             pieces=self._pieces_told(number, base),
             needs=pack_u32(self._needs(number)) if base else b"",
@@ -385,7 +386,7 @@ class Keyframer:
     # --- figures ------------------------------------------------------------------------------------------------------
 
     def _tally(self, tally: Tally) -> TallyRecord:
-        lengths = [forward_lengths(request) for request in tally.pending.values()]
+        lengths = [stepped_lengths(request) for request in tally.pending.values()]
         return TallyRecord(
             tally.sources, tally.routes, tally.reasons, pack_u32(tally.pending),
             pack_column([length for of_stage in zip(*lengths, strict=True) for length in of_stage]), *tally.entries(),

@@ -89,8 +89,8 @@ class Opened:
 
     @functools.cached_property
     def weights(self) -> Ints:
-        """Three rows: finished requests, their characters and their tokens."""
-        rows = summed(self.keyframe.weights).reshape(3, -1)
+        """Four rows: finished requests, their characters, their tokens and their flags."""
+        rows = summed(self.keyframe.weights).reshape(4, -1)
         self.size += rows.nbytes
         return rows
 

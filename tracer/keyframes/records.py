@@ -167,8 +167,8 @@ class SourceRecord(msgspec.Struct, array_like=True):
 
 
 class TallyRecord(msgspec.Struct, array_like=True):
-    """`Tally`: the words that it tells apart, requests that wait to be counted (packed u32), how long their
-    stages 6 to 9 took as of now (`pack_column`, stage by stage), and `Tally.entries`."""
+    """`Tally`: the words that it tells apart, requests that wait to be counted (packed u32), how long those
+    of their stages took that follow from steps (`pack_column`, stage by stage), and `Tally.entries`."""
 
     sources: list[str]
     routes: list[str]
@@ -253,8 +253,9 @@ class Keyframe(msgspec.Struct, array_like=True):
 
     `present` is a packed `Present`; all else is what has changed since the keyframe before: `histories` and `tables` of
     each source; finished requests (packed u32) that are `gone`, and that `came`, in order; `found`, `early`, `late` and
-    `steps` of requests; `weights`, columns of finished ones, their characters and tokens, in differences; `pieces` of
-    the books (`tracer.state.books`) and rates, those that are not numbered apart: they are rarely read.
+    `steps` of requests; `weights`, columns of finished ones, their characters, tokens and flags (1 incomplete, 2
+    tallied), in differences; `pieces` of the books (`tracer.state.books`) and rates, those that are not numbered apart:
+    they are rarely read.
 
     A whole keyframe (`base`) tells everything but the requests and pieces that earlier ones told, and that are as they
     were: `needs` has the numbers (packed u32, rising) of those.

@@ -100,6 +100,12 @@ class Maker:
             deque(map(getattr(Request, name).__set__, requests, column), 0)
         return requests
 
+    @staticmethod
+    def foretell(requests: Sequence[Request], flags: Sequence[int]) -> None:
+        """Tell sleeping requests what is asked of the oldest when they go: 1 incomplete, 2 tallied."""
+        for name, known in (("incomplete", (False, True, False, True)), ("tallied", (False, False, True, True))):
+            deque(map(getattr(Request, name).__set__, requests, map(known.__getitem__, flags)), 0)
+
     def _made(self, serial: int, found: Sequence[Any], parts: list[list[Any]]) -> Request:
         values = [serial, *found, *chained.from_iterable(parts), *self._caches]
         return Request(*[values[place] for place in self._order])
@@ -110,7 +116,8 @@ class Maker:
         try:
             values = self.values(group, request.serial, request.first_seen, request.ids)
             for name, value in zip(names_of(group), values, strict=True):
-                _put(request, name, value)
+                if name not in FORETOLD or not _has(request, name):
+                    _put(request, name, value)
             if group == "late":
                 check(request.over is not None, "a finished request is not over")
             if group == "steps" and request.batch is not None:
@@ -134,12 +141,14 @@ class Maker:
         _put(request, "__class__", Request)
 
     def _spoil(self, request: Request) -> None:
+        dropped = _has(request, "dropped") and request.dropped
         for group in ASLEEP:
             for name, value in zip(names_of(group), self._defaults(group, request.ids), strict=True):
                 _put(request, name, value)
         self._awake(request)
         request.over = request.first_seen
         request.lost = request.incomplete = True
+        request.dropped = dropped
 
     def _defaults(self, group: str, ids: list[str]) -> list[Any]:
         """Values of a group's fields in a request that is new but for its ids."""
@@ -203,7 +212,8 @@ class SleepingRequest(Request):
         return getattr(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._fill(name)
+        if name not in FORETOLD:
+            self._fill(name)
         if self.asleep:
             _put(self, name, value)
         else:
@@ -246,15 +256,24 @@ def _groups() -> dict[str, str]:
     return {name: group for group in ("found", *ASLEEP) for name in names_of(group)}
 
 
-@functools.cache
-def _first(group: str) -> Any:
-    return getattr(Request, names_of(group)[0])
+FORETOLD: Final = frozenset({"incomplete", "tallied", "dropped"})
+"""Fields that a sleeping request may have without the others of their group."""
 
 
 def _told(request: Request, group: str) -> bool:
     """Whether a sleeping request has been told the fields of a group."""
+    return _has(request, _first(group))
+
+
+@functools.cache
+def _first(group: str) -> str:
+    return next(name for name in names_of(group) if name not in FORETOLD)
+
+
+def _has(request: Request, name: str) -> bool:
+    """Whether a sleeping request has this field."""
     try:
-        _first(group).__get__(request)
+        getattr(Request, name).__get__(request)
     except AttributeError:
         return False
     return True

@@ -48,6 +48,8 @@ from tracer.state.trace_state import TraceState
 LONGEST_CHAIN: Final = 1_000
 MOST_STEPS: Final = 1 << 20
 MOST_FINISHED: Final = 1 << 24
+STEPPED: Final = 6
+"""How many numbers `waterfall.stepped_lengths` gives."""
 
 Earlier = Callable[[int], bytes | Opened]
 
@@ -146,7 +148,7 @@ class _Restoration:
             over.update(dict.fromkeys(unpack_u32(keyframe.came)))
         told = np.concatenate([each.weights for each in self._all], axis=1)
         serials, *weight = told.tolist()
-        weights = dict(zip(serials, zip(*weight, strict=True), strict=True))
+        weights: dict[int, tuple[int, int, int]] = dict(zip(serials, zip(*weight, strict=True), strict=True))
         live = unpack_u32(last.live)
         told_rows = Rows(self._all)
         found = told_rows.found({*live, *over})
@@ -157,9 +159,11 @@ class _Restoration:
             check(request.over is None, "a live request is over")
         sleeping = {serial: found[serial] for serial in over}
         table.over.update(zip(over, make.later(sleeping), strict=True))
-        table._weighty.update(
-            (serial, (request, *weights[serial])) for serial, request in table.over.items() if serial in weights
-        )
+        weighed = [serial for serial in over if serial in weights]
+        for serial in weighed:
+            texts, tokens, _ = weights[serial]
+            table._weighty[serial] = (table.over[serial], texts, tokens)
+        make.foretell([table.over[serial] for serial in weighed], [weights[serial][2] for serial in weighed])
         self._requests = {**table.live, **table.over}
         requests = list(self._requests.values())
         rows = [*map(found.__getitem__, live), *sleeping.values()]
@@ -323,8 +327,8 @@ class _Restoration:
 
     def _tally(self, tally: Tally, record: TallyRecord) -> None:
         tally.pending = {serial: self._requests[serial] for serial in unpack_u32(record.pending)}
-        lengths = np.array(unpack_column(record.foretold, 4 * len(tally.pending)), np.int64)
-        tally.foretold = dict(zip(tally.pending, lengths.reshape(4, -1).T.tolist(), strict=True))
+        lengths = np.array(unpack_column(record.foretold, STEPPED * len(tally.pending)), np.int64)
+        tally.foretold = dict(zip(tally.pending, lengths.reshape(STEPPED, -1).T.tolist(), strict=True))
         tally.sources, tally.routes, tally.reasons = record.sources, record.routes, record.reasons
         tally.ended = {(source, route, reason): count for source, route, reason, count in record.ended}
         for source, route, what, detail, total, counts in record.distributions:

@@ -93,8 +93,8 @@ class Tally:
         self.pending: dict[int, Request] = {}
         """Requests that are over and wait to be counted, by serial."""
         self.foretold: dict[int, Sequence[int]] = {}
-        """What a keyframe tells of some of these: how long stages 6 to 9 took (`waterfall.forward_lengths`), if nothing
-        more comes."""
+        """What a keyframe tells of some of these: how long the stages took that follow from steps
+        (`waterfall.stepped_lengths`), if nothing more comes."""
         self.routes: list[str] = []
         self.reasons: list[str] = []
         self.sources: list[str] = []

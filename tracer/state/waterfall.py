@@ -47,19 +47,16 @@ def request_spans(request: Request, until: int) -> list[Span]:
     ]  # fmt: skip
 
 
-def stage_lengths(request: Request, forward: Sequence[int] | None = None) -> list[int]:
-    """How long each stage of a request that is over took (ns), -1 where that is not known. `forward`: those of stages 6
-    to 9 (`forward_lengths`), for which steps have to be read, where they are known."""
-    return [
-        *map(_length, _before_forward(request)),
-        *(forward_lengths(request) if forward is None else forward),
-        *map(_length, (_stream(request), Span(*_decode_ends(request)), _teardown(request))),
-    ]
+def stage_lengths(request: Request, stepped: Sequence[int] | None = None) -> list[int]:
+    """How long each stage of a request that is over took (ns), -1 where that is not known. `stepped`: what
+    `stepped_lengths` gives, for which steps have to be read, where it is known."""
+    *forward, decoding, teardown = stepped_lengths(request) if stepped is None else stepped
+    return [*map(_length, _before_forward(request)), *forward, _length(_stream(request)), decoding, teardown]
 
 
-def forward_lengths(request: Request) -> list[int]:
-    """As `stage_lengths`, stages 6 to 9 alone."""
-    return [_length(span) for span in _forward(request)]
+def stepped_lengths(request: Request) -> list[int]:
+    """As `stage_lengths`, the stages alone that follow from steps: 6 to 9, 11 and 12."""
+    return list(map(_length, (*_forward(request), Span(*_decode_ends(request)), _teardown(request))))
 
 
 def _length(span: Span) -> int:
