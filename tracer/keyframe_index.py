@@ -28,7 +28,7 @@ from tracer.zstd_frames import pack, unpack
 OWN_NS: Final = 10 * NS_PER_S
 """Time of the trace between two keyframes that are made here: fewer than a recorder makes, because someone waits."""
 
-KEYFRAMES_KEPT: Final = 96 * 1024 * 1024
+KEYFRAMES_KEPT: Final = 192 * 1024 * 1024
 """Bytes of keyframes that are remembered, with what was taken out of them: those of an hour of a busy engine."""
 
 STEPS_KEPT: Final = 512

@@ -17,7 +17,7 @@ from tests.state.traces import simulate
 from tracer.events import Alias, AnyEvent, Event, Gap, Output, SourceGone, Step
 from tracer.intake import Delivery
 from tracer.keyframes.keyframer import Keyframer
-from tracer.keyframes.opened import KeyframeError
+from tracer.keyframes.opened import KeyframeError, Opened, opened
 from tracer.keyframes.records import Keyframe, columns_of, state_version
 from tracer.keyframes.requests import SleepingRequest
 from tracer.keyframes.restore import restore, usable
@@ -56,6 +56,7 @@ class Tape:
         self.keyframer = Keyframer(state, chain=chain, worth=worth)
         self.chains: list[list[bytes]] = []
         self.digests: list[str] = []
+        self._opened: dict[int, Opened] = {}
         live = TraceState(keep_steps=keep_steps, keep_finished=keep_finished)
         for number, part in enumerate(parts):
             self.keyframer.take(number, part)
@@ -75,8 +76,16 @@ class Tape:
         return steps
 
     def restored(self, number: int) -> TraceState:
-        """The state after block `number`, from keyframes."""
-        return restore(self.chains[number], self.earlier, self.steps_of)[0]
+        """The state after block `number`, from keyframes that were read ahead, and that other states were made of."""
+        chain = [self.opened(each) for each in range(number + 1 - len(self.chains[number]), number + 1)]
+        return restore(chain, self.opened, self.steps_of)[0]
+
+    def opened(self, number: int) -> Opened:
+        """The keyframe after a block, read ahead."""
+        if number not in self._opened:
+            self._opened[number] = opened(self.earlier(number))
+            self._opened[number].warm()
+        return self._opened[number]
 
     def earlier(self, number: int) -> bytes:
         """The keyframe after a block."""
@@ -119,6 +128,7 @@ def test_a_state_from_keyframes_is_the_one_that_was_folded_and_goes_on_like_it(
     for part in made.parts[number + 1 :]:
         fold(part, state)
     assert state.digest() == made.digests[-1]
+    assert made.restored(number).digest() == made.digests[number], "what is kept of a keyframe is as it was told"
     mine, live = state.snapshot(), made.live.snapshot()
     assert list(mine.steps) == list(live.steps)
     assert replace(mine, steps=()) == replace(live, steps=())

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from tracer.events import unpack_u32
 from tracer.keyframes.records import (
     SETTLED,
+    Alive,
     Keyframe,
     Told,
     columns_of,
@@ -35,7 +36,7 @@ Row = tuple[Any, ...]
 StepColumns = tuple["array[int]", "array[int]", "array[int]"]
 """Token instants, batch sizes and prefill tokens of steps."""
 
-RECORDS: Final = {"late": late_record, "steps": steps_record}
+_NONE: Final[dict[int, Row]] = {}
 LAST: Final = 4 + SETTLED.index("last")
 """Place of `last` in `steps_record`."""
 ROW_BYTES: Final = 800
@@ -77,6 +78,21 @@ class Opened:
         return rows
 
     @functools.cached_property
+    def running(self) -> dict[int, Row]:
+        """Rows of the group ``steps``, of those that live here alone: until they end, these are wanted."""
+        live = set(unpack_u32(_alive_decoder().decode(unpacked(self.keyframe.present)).live))
+        told = unpack_u32(self.keyframe.steps.requests)
+        rows = {serial: row for serial, row in zip(told, self.steps(), strict=True) if serial in live}
+        self.size += ROW_BYTES * len(rows)
+        return rows
+
+    def steps(self) -> list[Row]:
+        """Rows of the group ``steps``, with `last` made absolute."""
+        columns = told_columns(steps_record(), self.keyframe.steps)
+        columns[LAST] = np.cumsum(np.asarray(columns[LAST], np.int64)).tolist()
+        return list(zip(*columns, strict=True))
+
+    @functools.cached_property
     def columns(self) -> dict[str, StepColumns]:
         """By source, what is told of its steps."""
         found: dict[str, StepColumns] = {}
@@ -116,7 +132,7 @@ class Opened:
 
     def warm(self) -> None:
         """Take out what most states ask for, while nobody waits for one."""
-        for part in ("found", "early", "pieces", "weights", "columns"):
+        for part in ("found", "early", "running", "pieces", "weights", "columns"):
             getattr(self, part)
         for number, record in enumerate(self.keyframe.pieces):
             if record.names and record.names[0][-1].isdigit() and not record.names[0].startswith("books/ledger"):
@@ -202,7 +218,8 @@ class Rows:
                 requests: array[int] = unpack_u32(self._told(number, group).requests)
                 places = self._near[number, group] = dict(zip(requests, range(len(requests)), strict=True))
             if serial in places:
-                return self._rows(number, group)[places[serial]]
+                row = self._chain[number].__dict__.get("running", _NONE).get(serial) if group == "steps" else None
+                return self._rows(number, group)[places[serial]] if row is None else row
         known = self._all.get(group)
         if known is None:
             parts = [self._told(number, group).requests for number in range(last)]
@@ -220,14 +237,15 @@ class Rows:
         return told
 
     def _rows(self, number: int, group: str) -> list[Row]:
+        opened = self._chain[number]
         if group == "early":
-            return self._chain[number].early
+            return opened.early
         rows = self._read.get((number, group))
         if rows is None:
-            columns = told_columns(RECORDS[group](), self._told(number, group))
-            if group == "steps":
-                columns[LAST] = np.cumsum(np.asarray(columns[LAST], np.int64)).tolist()
-            rows = self._read[number, group] = list(zip(*columns, strict=True))
+            rows = opened.steps() if group == "steps" else list(
+                zip(*told_columns(late_record(), opened.keyframe.late), strict=True)
+            )
+            self._read[number, group] = rows
         return rows
 
 
@@ -252,6 +270,11 @@ def _found_rows(told: Told) -> Iterator[Row]:
 @functools.cache
 def _decoder() -> msgspec.msgpack.Decoder[Keyframe]:
     return msgspec.msgpack.Decoder(Keyframe)
+
+
+@functools.cache
+def _alive_decoder() -> msgspec.msgpack.Decoder[Alive]:
+    return msgspec.msgpack.Decoder(Alive)
 
 
 @functools.cache

@@ -248,6 +248,20 @@ class Present(msgspec.Struct, array_like=True):
     tally: TallyRecord
 
 
+class Alive(msgspec.Struct, array_like=True):
+    """Of a `Present` what comes before its live requests, unread, and these."""
+
+    before: msgspec.Raw
+    keep_steps: msgspec.Raw
+    seqs: msgspec.Raw
+    now: msgspec.Raw
+    began: msgspec.Raw
+    unknown: msgspec.Raw
+    received_total: msgspec.Raw
+    sources: msgspec.Raw
+    live: bytes
+
+
 class Keyframe(msgspec.Struct, array_like=True):
     """The state after the block `number` and all before it. `version` stays the first field for ever.
 

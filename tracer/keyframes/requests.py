@@ -30,8 +30,8 @@ _APART: Final = 4 + len(SETTLED)
 
 
 def _absolute(row: Row, places: tuple[int, ...], origin: int) -> list[Any]:
-    """A row with its instants no longer differences."""
-    values = list(row)
+    """A row with its instants no longer differences, and lists of its own: the row is there for other states, too."""
+    values: list[Any] = [value.copy() if type(value) is list else value for value in row]
     for place in places:
         if values[place] is not None:
             values[place] = origin = origin + values[place]
@@ -97,7 +97,8 @@ class Maker:
         requests: list[Request] = [_asleep(SleepingRequest) for _ in found]
         columns: list[Any] = [repeat(self), found, *zip(*found.values(), strict=True)]
         for name, column in zip(("front", "serial", *columns_of("found")), columns, strict=bool(found)):
-            deque(map(getattr(Request, name).__set__, requests, column), 0)
+            own = map(list.copy, column) if name in _LISTS else column  # rows are there for other states, too
+            deque(map(getattr(Request, name).__set__, requests, own), 0)
         return requests
 
     @staticmethod
@@ -106,8 +107,8 @@ class Maker:
         for name, known in (("incomplete", (False, True, False, True)), ("tallied", (False, False, True, True))):
             deque(map(getattr(Request, name).__set__, requests, map(known.__getitem__, flags)), 0)
 
-    def _made(self, serial: int, found: Sequence[Any], parts: list[list[Any]]) -> Request:
-        values = [serial, *found, *chained.from_iterable(parts), *self._caches]
+    def _made(self, serial: int, found: Row, parts: list[list[Any]]) -> Request:
+        values = [serial, *_absolute(found, (), 0), *chained.from_iterable(parts), *self._caches]
         return Request(*[values[place] for place in self._order])
 
     def fill(self, request: Request, group: str) -> None:
@@ -237,6 +238,8 @@ class SleepingRequest(Request):
             self._maker.fill(self, group)
 
 
+_LISTS: Final = frozenset({"keys", "names", "ids"})
+"""Fields of the group ``found`` that are lists."""
 _put: Final = object.__setattr__
 _asleep: Final = SleepingRequest.__new__
 
