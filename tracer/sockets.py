@@ -200,7 +200,7 @@ def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split(maxsplit=1)[0]
         return state not in (b"Z", b"X")
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter when it goes between opening and reading
         return False
     except (OSError, IndexError):
         return True

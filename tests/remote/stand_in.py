@@ -8,6 +8,7 @@ there is one that prints something first.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -53,7 +54,8 @@ async def main() -> None:
 
     tasks = {asyncio.create_task(down(process.stdout)), asyncio.create_task(up(process.stdin))}
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    process.terminate()
+    with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+        process.terminate()
     os._exit(await process.wait())
 
 

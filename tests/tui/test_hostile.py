@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
+from itertools import compress
 from typing import Any
 
 import msgspec
@@ -92,7 +93,8 @@ async def test_hostile_text_everywhere_breaks_nothing_and_reaches_no_terminal(gr
     terminal = Terminal(130, 44)
 
     def check() -> None:
-        for strip in compositor_of(app.screen).render_strips():
+        strips = compositor_of(app.screen).render_strips()
+        for strip in strips:
             assert sum(cell_width(segment.text) for segment in strip) == 130
         sent, app._driver.sent = app._driver.sent, ""
         # What is left without our own cursor moves, styles, line ends and Textual's pointer shapes is text.
@@ -100,7 +102,11 @@ async def test_hostile_text_everywhere_breaks_nothing_and_reaches_no_terminal(gr
         assert [c for c in body if ord(c) < 32 or 0x7F <= ord(c) < 0xA0] == []
         assert not any(character in body for character in "\u202e\u2066\u2028\u2029\u200f\ufeff\ud800")
         terminal.feed(sent.replace("\n", ""))
-        assert [row[-1] for row in terminal.cells()] == [row[-1] for row in repainted(app).cells()]
+        # Emulators do not agree how wide a flag is: what is behind one depends on where the drawing of its row began.
+        flagless = [not any("\U0001f1e6" <= c <= "\U0001f1ff" for c in strip.text) for strip in strips]
+        ends, whole = ([row[-1] for row in cells] for cells in (terminal.cells(), repainted(app).cells()))
+        assert list(compress(ends, flagless)) == list(compress(whole, flagless))
+        assert any(flagless)
 
     async with app.run_test(headless=False, size=(130, 44), notifications=True) as pilot:
         await pilot.press("l")
