@@ -352,7 +352,7 @@ class Rounds:
     def _strangers(self, expected: set[int]) -> list[str]:
         """Processes of ours that should not be there. A living engine may have made some that do not speak."""
         engine = set() if self.dead is not None else set(below(self.engine.roles["launcher"]))
-        return [Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")[:200]
+        return [_command(Path(f"/proc/{pid}/cmdline").read_text(errors="replace"))
                 for pid in marked(self.engine.mark) if pid not in expected | engine and runs(pid)]  # fmt: skip
 
     def _nobody_complains(self) -> None:
@@ -360,6 +360,11 @@ class Rounds:
             self._expect("Traceback" not in viewer.complaints(), f"the {kind} complains: {viewer.complaints()[-1500:]}")
         ours = [text for text in _tracebacks(self.engine.complaints()) if _is_ours(text)]
         self._expect(not ours, f"a traceback of ours: {ours[-1][-2000:] if ours else ''}")
+
+
+def _command(line: str) -> str:
+    """A command line as it is told: where things lie on this machine is nobody's business."""
+    return " ".join(Path(word).name if word.startswith("/") else word for word in line.split("\0"))[:200]
 
 
 def _agree(watch: Stopwatch, tokens: int) -> bool:

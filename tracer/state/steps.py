@@ -366,16 +366,15 @@ class Batch:
     # --- what the history drops
 
     def _trim(self, base: int) -> None:
-        history, asleep = self.history, False
+        history = self.history
         unsettled: dict[int, Request] = {}
         for serial, request in self._unsettled.items():
             if request.asleep:
                 self._sleeping[serial] = request
-                asleep = True
             elif decode.settle(request, history, base):
                 unsettled[serial] = request
         self._unsettled = unsettled
-        if asleep or self._sleeping:
+        if self._sleeping:
             self._dropped.append((history.copy(), base))
         history.trim(base)
 
