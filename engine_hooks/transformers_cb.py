@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Any, Final
 
 from engine_hooks import transformers_facts
-from engine_hooks.devices import DeviceTimer, EventPool, cuda_event_pool
+from engine_hooks.devices import DeviceClock, EventPool, cuda_event_pool
 from engine_hooks.emitter import ENGINE, Emitter, emitter
 from engine_hooks.module_marks import ModuleMarks
 from engine_hooks.patching import Hook, Patches
@@ -287,7 +287,9 @@ class EngineHooks:
         if stream is not None:
             pool = self._event_pool()
             if pool is not None:
-                step.device = DeviceTimer(pool, stream)
+                if recorder.device_clock is None:
+                    recorder.device_clock = DeviceClock(pool)
+                step.device = recorder.device_clock.timer(stream)
                 step.device.mark("start")
         if recorder.graph == 0:
             self._marks(model).enter(step)

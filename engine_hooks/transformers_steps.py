@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Final
 
-from engine_hooks.devices import DeviceTimer
+from engine_hooks.devices import DeviceClock, DeviceTimer
 from engine_hooks.emitter import ENGINE, Emitter
 from tracer import events
 from tracer.clock import NS_PER_S, now
@@ -97,7 +97,7 @@ class StepRecorder:
         self.updating: OpenStep | None = None
         self._chosen: list[Any] = []
         self._chosen_at = NO_TIME
-        self._device_end = 0
+        self.device_clock: DeviceClock | None = None
         self.members: set[int] = set()
         self.preempted = 0
         self.evicted = 0
@@ -230,6 +230,8 @@ class StepRecorder:
     def update_begins(self) -> None:
         """`update_batch` was entered: it is about the oldest open step."""
         self.updating = self.open.popleft() if self.open else None
+        if self.updating is not None and self.updating.device is not None:
+            self.updating.device.wait_begins()
 
     def tokens_known(self) -> None:
         """The step's token ids are on the host."""
@@ -278,8 +280,8 @@ class StepRecorder:
             pack_u32(runs), used, cached, free, waiting, running, self.preempted,
         )  # fmt: skip
         event.graph = self.graph
-        if step.device is not None:
-            self._device_end = step.device.fill(event, self._device_end)
+        if step.device is not None and self.device_clock is not None:
+            self.device_clock.fill(step.device, event)
         self.emitter.emit(event)
         self.updating = None
         if end - self.last_roster >= ROSTER_PERIOD_NS:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from engine_hooks import vllm_facts
-from engine_hooks.devices import DeviceTimer, EventPool, cuda_event_pool
+from engine_hooks.devices import DeviceClock, cuda_event_pool
 from engine_hooks.emitter import Emitter
 from engine_hooks.module_marks import decoder_layers
 from engine_hooks.patching import Hook, Patches
@@ -54,8 +54,7 @@ class WorkerHooks:
         self._graph = 0
         self._facts: tuple[Any, ...] | None = None
         self._weights = (-1, -1)
-        self._pool: EventPool | None = None
-        self._device_end = 0
+        self._clock: DeviceClock | None = None
 
     def table(self, kind: str) -> list[Hook]:
         """The places of one kind of runner, each with the stages that depend on it."""
@@ -71,7 +70,7 @@ class WorkerHooks:
                 *rows,
                 Hook(runner + "_model_forward", (prefill,), (), before=self._forward, after=self._forwarded),
                 Hook(runner + "_sample", (sample,), ("logits",), after=self._sampled),
-                Hook(runner + "_bookkeeping_sync", (sample,), (), after=self._copied),
+                Hook(runner + "_bookkeeping_sync", (sample,), (), before=self._copying, after=self._copied),
                 Hook(f"{V1}:AsyncGPUModelRunnerOutput.get_output", (), before=self._awaited, after=self._arrived),
             ]
         return [
@@ -108,7 +107,8 @@ class WorkerHooks:
             for hook in self.table(self._kind):
                 self.patches.put(hook)
             self._model(runner.get_model())
-            self._pool = cuda_event_pool() if config.device_config.device_type == "cuda" else None
+            pool = cuda_event_pool() if config.device_config.device_type == "cuda" else None
+            self._clock = DeviceClock(pool) if pool is not None else None
         self.tell_coverage()
 
     def remove(self) -> None:
@@ -232,10 +232,10 @@ class WorkerHooks:
         if tag is None:
             return  # a warm-up, or no step
         marks = Marks(*tag)
-        if self._pool is not None:
+        if self._clock is not None:
             import torch
 
-            marks.device = DeviceTimer(self._pool, torch.cuda.current_stream())
+            marks.device = self._clock.timer(torch.cuda.current_stream())
         self._thread = threading.get_ident()
         self.current = marks
 
@@ -263,6 +263,10 @@ class WorkerHooks:
             if marks.device is not None:
                 marks.device.mark("finish")
 
+    def _copying(self, *_args: Any, **_kwargs: Any) -> None:
+        if self.current is not None and self.current.device is not None:
+            self.current.device.wait_begins()
+
     def _copied(self, *_args: Any, **_kwargs: Any) -> None:
         if self.current is not None:
             self.current.token = now()
@@ -279,7 +283,10 @@ class WorkerHooks:
     def _failed(self, *_args: Any, **_kwargs: Any) -> None:
         self.current = None
 
-    def _awaited(self, _output: Any) -> int:
+    def _awaited(self, output: Any) -> int:
+        marks = vars(output).get(TAG)
+        if marks is not None and marks.device is not None:
+            marks.device.wait_begins()
         return now()
 
     def _arrived(self, since: int | None, result: Any, output: Any) -> None:
@@ -293,18 +300,18 @@ class WorkerHooks:
     def _attach(self, marks: Marks, output: Any) -> None:
         if not marks.token:
             marks.token = now()
-        if marks.device is not None:
-            self._device_times(marks)
+        if marks.device is not None and self._clock is not None:
+            self._device_times(marks, self._clock)
         marks.facts, self._facts = self._facts, None
         setattr(output, TAG, marks.pack())
 
-    def _device_times(self, marks: Marks) -> None:
+    def _device_times(self, marks: Marks, clock: DeviceClock) -> None:
         """Replace launch times by device times, now that the tokens are there and so is every event before them."""
         step = events.Step(marks.begin, marks.n)
         waited = marks.wait
         marks.fill(step)
         step.token = marks.token - marks.begin
-        self._device_end = marks.device.fill(step, self._device_end)
+        clock.fill(marks.device, step)
         for part in ("embed", "layers", "head", "logits", "sampled"):
             offset = getattr(step, part)
             setattr(marks, part, marks.begin + offset if offset >= 0 else 0)

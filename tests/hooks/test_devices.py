@@ -1,109 +1,86 @@
-"""Device times, with a double for CUDA events: a clock that runs on its own and a stream that is late."""
+"""Device times against a device whose times are known."""
 
 from __future__ import annotations
 
-from engine_hooks.devices import DeviceTimer, EventPool
+import pytest
+
+from tests.hooks.simulated_device import Costs, Engine, Machine, Told
 from tracer import events
-from tracer.clock import NS_PER_MS
+from tracer.clock import NS_PER_MS, NS_PER_S
+
+CASES = {
+    "device-bound": Costs(),
+    "input kernels of 0.3 ms": Costs(inputs=0.3),
+    "input kernels of 3 ms": Costs(inputs=3.0),
+    "a drafter behind the sampler": Costs(draft=4.0),
+    "input kernels and a drafter": Costs(inputs=1.0, draft=2.0),
+    "host-bound": Costs(layers=2.0, schedule=4.0, collect=3.0),
+    "host and device alike": Costs(layers=2.0, schedule=1.5, launch=0.8, collect=0.5),
+    "300 ms of layers": Costs(layers=300.0, sample=30.0, inputs=40.0),
+}
 
 
-class StreamClock:
-    """A device stream: `at` is its time in ms; work moves it on."""
-
-    def __init__(self) -> None:
-        self.at = 0.0
-        self.complete = True
-        self.made = 0
-
-    def event(self) -> StreamEvent:
-        self.made += 1
-        return StreamEvent(self)
+def wrong(told: list[Told]) -> dict[int, dict[str, float]]:
+    """Step → part → error in ms, for those that are told wrong."""
+    return {
+        one.step.n: {part: error / NS_PER_MS for part, error in one.errors().items()}
+        for one in told if any(abs(error) > one.allowed for error in one.errors().values())
+    }  # fmt: skip
 
 
-class StreamEvent:
-    """Behaves as torch.cuda.Event(enable_timing=True) does."""
-
-    def __init__(self, clock: StreamClock) -> None:
-        self.clock = clock
-        self.at: float | None = None
-
-    def record(self, stream: object = None) -> None:
-        self.at = self.clock.at
-
-    def query(self) -> bool:
-        return self.clock.complete
-
-    def elapsed_time(self, end: StreamEvent) -> float:
-        assert self.at is not None and end.at is not None
-        return end.at - self.at
+@pytest.mark.parametrize("ahead", [False, True], ids=["synchronous", "asynchronous"])
+@pytest.mark.parametrize("costs", CASES.values(), ids=CASES)
+def test_spans_stay_true_over_500_steps(costs: Costs, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Engine(Machine(), monkeypatch, ahead=ahead).run(costs, 500)
+    assert [one.step.timing for one in told] == [events.Timing.DEVICE] * 500
+    assert not wrong(told)
 
 
-def mark_step(timer: DeviceTimer, clock: StreamClock, parts: dict[str, float]) -> None:
-    timer.mark("start")
-    for part, milliseconds in parts.items():
-        clock.at += milliseconds
-        timer.mark(part)
-    timer.mark("finish")
+@pytest.mark.parametrize("rate", [1 - 1e-4, 1 + 1e-4])
+def test_clocks_that_drift_apart_by_0_1_ms_a_second(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Engine(Machine(rate), monkeypatch, ahead=True).run(Costs(layers=49.0), 2_000)
+    assert told[-1].step.t - told[0].step.t > 90 * NS_PER_S
+    assert not wrong(told)
 
 
-def step(t: int, launched: float, sampled: float, token: float) -> events.Step:
-    return events.Step(
-        t, 1, launched=int(launched * NS_PER_MS), sampled=int(sampled * NS_PER_MS), token=int(token * NS_PER_MS)
-    )
+def test_an_engine_that_worked_before_it_was_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(Machine(), monkeypatch, ahead=True)
+    engine.start(Costs(layers=40.0))
+    told = engine.run(Costs(), 100)
+    assert not wrong(told)
 
 
-def test_parts_lie_between_launch_and_token_with_the_devices_lengths() -> None:
-    clock = StreamClock()
-    timer = DeviceTimer(EventPool(clock.event), None)
-    mark_step(timer, clock, {"embed": 0.0, "layers": 0.5, "head": 20.0, "logits": 2.0, "sampled": 1.0})
-    told = step(0, launched=1.0, sampled=3.0, token=25.0)
-    end = timer.fill(told, 0)
-    assert told.timing == events.Timing.DEVICE
-    assert [told.layers - told.embed, told.head - told.layers, told.logits - told.head] == [
-        500_000, 20 * NS_PER_MS, 2 * NS_PER_MS,
-    ]  # fmt: skip
-    assert told.embed == 1 * NS_PER_MS
-    assert told.sampled <= told.token
-    assert told.wait == 22 * NS_PER_MS
-    assert end == told.sampled
+def test_an_idle_hour_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(1 + 5e-5)
+    engine = Engine(machine, monkeypatch, ahead=True)
+    told = engine.run(Costs(), 40)
+    machine.now += 3600 * NS_PER_S
+    told += engine.run(Costs(), 40)
+    assert not wrong(told)
 
 
-def test_a_span_that_would_end_after_the_tokens_is_moved_back() -> None:
-    clock = StreamClock()
-    timer = DeviceTimer(EventPool(clock.event), None)
-    mark_step(timer, clock, {"embed": 0.0, "sampled": 10.0})
-    told = step(0, launched=5.0, sampled=6.0, token=12.0)
-    timer.fill(told, 0)
-    assert told.embed == 2 * NS_PER_MS
-    assert told.sampled == 12 * NS_PER_MS
+def test_from_busy_to_idle_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(Machine(), monkeypatch, ahead=True)
+    told = [one for costs in (CASES["device-bound"], CASES["host-bound"], CASES["300 ms of layers"]) * 2
+            for one in engine.run(costs, 60)]  # fmt: skip
+    assert not wrong(told)
 
 
-def test_a_stream_runs_in_order_so_a_step_begins_after_the_one_before() -> None:
-    clock = StreamClock()
-    timer = DeviceTimer(EventPool(clock.event), None)
-    mark_step(timer, clock, {"embed": 0.0, "sampled": 4.0})
-    told = step(0, launched=1.0, sampled=1.5, token=20.0)
-    timer.fill(told, previous_end=9 * NS_PER_MS)
-    assert told.embed == 9 * NS_PER_MS
-    assert told.sampled == 13 * NS_PER_MS
+def test_what_is_not_complete_is_not_waited_for_and_the_next_step_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+    engine = Engine(machine, monkeypatch, ahead=True)
+    told = engine.run(Costs(), 30)
+    engine._launch(Costs())
+    timer, early = engine.open.pop()
+    launched = early.step.sampled
+    engine.clock.fill(timer, early.step)  # the host asks too soon
+    assert early.step.timing == events.Timing.LAUNCH
+    assert early.step.sampled == launched
+    told += engine.run(Costs(), 30)
+    assert not wrong(told)
 
 
-def test_what_is_not_complete_is_not_waited_for() -> None:
-    clock = StreamClock()
-    timer = DeviceTimer(EventPool(clock.event), None)
-    mark_step(timer, clock, {"embed": 0.0, "sampled": 4.0})
-    clock.complete = False
-    told = step(0, launched=1.0, sampled=1.5, token=20.0)
-    assert timer.fill(told, 77) == 77
-    assert told.timing == events.Timing.LAUNCH
-    assert told.sampled == int(1.5 * NS_PER_MS)
-
-
-def test_events_are_reused() -> None:
-    clock = StreamClock()
-    pool = EventPool(clock.event)
-    for _ in range(50):
-        timer = DeviceTimer(pool, None)
-        mark_step(timer, clock, {"embed": 0.1, "layers": 0.1, "head": 1.0, "logits": 0.2, "sampled": 0.1})
-        timer.fill(step(0, 0.1, 0.2, 5.0), 0)
-    assert clock.made == 7
+def test_events_are_reused(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+    Engine(machine, monkeypatch, ahead=True).run(Costs(), 200)
+    assert machine.events == 15  # two steps of seven that are open, and the end of the one before
