@@ -56,7 +56,9 @@ class Patches:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def put(self, hook: Hook) -> bool:
-        """Put one hook in. False, with the reason in `misses`, when the place is not what we know."""
+        """Put one hook in, unless it is in. False, with the reason in `misses`, when the place is not what we know."""
+        if hook.path in self._undo:
+            return True
         try:
             owner, name, original = _resolve(hook.path)
         except (ImportError, AttributeError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from importlib import metadata
 from typing import Any, Final
+from weakref import WeakKeyDictionary, WeakSet
 
 from engine_hooks import transformers_facts
 from engine_hooks.devices import DeviceClock, EventPool, cuda_event_pool
@@ -36,10 +37,11 @@ class EngineHooks:
     def __init__(self, voice: Emitter) -> None:
         self.voice = voice
         self.patches = Patches(voice.fault)
-        self.marks: dict[int, ModuleMarks] = {}
+        self.marks: WeakKeyDictionary[Any, ModuleMarks] = WeakKeyDictionary()
+        """Model → the marks on its modules."""
         self.pool: EventPool | None = None
         self._pool_asked = False
-        self._processors: list[Any] = []
+        self._processors: WeakSet[Any] = WeakSet()
         self._serving = False
         self._offload_state: dict[str, tuple[int, int]] = {}
 
@@ -58,7 +60,7 @@ class EngineHooks:
         for marks in self.marks.values():
             marks.remove()
         self.marks.clear()
-        for processor in self._processors:
+        for processor in list(self._processors):
             for owner in (processor, *(getattr(processor, name, None) for name in _MARKED)):
                 if owner is not None:
                     vars(owner).pop(_MARK, None)
@@ -163,7 +165,7 @@ class EngineHooks:
             recorder = StepRecorder(self.voice, processor, driver=processor.input_queue is not None)
             for owner in (processor, *(getattr(processor, name) for name in _MARKED)):
                 setattr(owner, _MARK, recorder)
-            self._processors.append(processor)
+            self._processors.add(processor)
         return recorder
 
     # --- the caller's side ---
@@ -216,9 +218,9 @@ class EngineHooks:
         self.voice.status("ready")
 
     def _marks(self, model: Any) -> ModuleMarks:
-        marks = self.marks.get(id(model))
+        marks = self.marks.get(model)
         if marks is None:
-            marks = self.marks[id(model)] = ModuleMarks(model, self.patches.fault)
+            marks = self.marks[model] = ModuleMarks(model, self.patches.fault)
         return marks
 
     def _died(self, _manager: Any, error: BaseException, *_args: Any, **_kwargs: Any) -> None:
@@ -370,7 +372,7 @@ class EngineHooks:
             recorder.failed(state, error)
 
     def _completed(self, _token: Any, _result: Any, allocator: Any, request_id: str, *_args: Any, **_kw: Any) -> None:
-        for processor in self._processors:
+        for processor in list(self._processors):
             recorder: StepRecorder = vars(processor)[_MARK]
             if recorder.allocator is allocator:
                 recorder.table_rewritten(request_id)

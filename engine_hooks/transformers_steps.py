@@ -6,12 +6,16 @@ step N+1 is prepared and launched before step N is updated: open steps wait in a
 
 Counts follow the engine's own state, never our own addition: output tokens are the engine's list lengths, blocks are
 the lengths of its block tables, free and cached blocks its pool's and ledger's counters.
+
+The engine's objects are held by weak references: a recorder hangs on them, and must not keep them. Only an open step
+holds its batch, as the engine does while the step runs.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from typing import Any, Final
+from weakref import ref
 
 from engine_hooks.devices import DeviceClock, DeviceTimer
 from engine_hooks.emitter import ENGINE, Emitter
@@ -26,7 +30,7 @@ NO_TIME: Final = -1
 
 
 class Tracked:
-    """A request inside the engine, as last told to the viewer."""
+    """A request inside the engine, as last told to the viewer. `state` is a weak reference to the engine's record."""
 
     __slots__ = ("key", "state", "prompt", "lookup", "matched", "cached", "scheduled", "attempts", "computed",
                  "output", "blocks",
@@ -34,7 +38,7 @@ class Tracked:
 
     def __init__(self, key: int, state: Any) -> None:
         self.key = key
-        self.state = state
+        self.state = ref(state)
         self.prompt = true_prompt_length(state)
         self.lookup = NO_TIME
         self.matched = 0
@@ -84,9 +88,9 @@ class StepRecorder:
 
     def __init__(self, emitter: Emitter, processor: Any, *, driver: bool) -> None:
         self.emitter = emitter
-        self.processor = processor
         self.driver = driver
-        self.allocator = next(iter(processor.cache.cache_allocators.values()))
+        self._scheduler = ref(processor.scheduler)
+        self._allocator = ref(next(iter(processor.cache.cache_allocators.values())))
         self.live: dict[str, Tracked] = {}
         self.ended: dict[str, Tracked] = {}
         """Requests that ended inside the update that is running: their last token is still to be told."""
@@ -115,6 +119,16 @@ class StepRecorder:
         for state in list(processor.scheduler.active_requests.values()):
             self._adopt(state)
 
+    @property
+    def scheduler(self) -> Any:
+        """The engine's scheduler, None once it is gone."""
+        return self._scheduler()
+
+    @property
+    def allocator(self) -> Any:
+        """The engine's first block allocator, None once it is gone."""
+        return self._allocator()
+
     # --- the queue ---
 
     def queued(self, state: Any) -> None:
@@ -125,7 +139,7 @@ class StepRecorder:
         if tracked is None or not resumed:
             tracked = self.live[rid] = Tracked(self.emitter.hold(rid, ENGINE), state)
         key = tracked.key
-        tracked.state = state
+        tracked.state = ref(state)
         tracked.scheduled = False
         tracked.resumed = resumed
         tracked.lookup = NO_TIME
@@ -173,8 +187,9 @@ class StepRecorder:
         ended = now()
         # A lookup of an earlier pass counts as waiting: the stage begins in the pass that succeeded.
         lookup = tracked.lookup if tracked.lookup >= self.scheduling_at else at
-        table = self.allocator.block_table.get(rid, ())
-        shared = tracked.matched // self.allocator.tokens_per_page
+        allocator = self.allocator
+        table = allocator.block_table.get(rid, ())
+        shared = tracked.matched // allocator.tokens_per_page
         tracked.scheduled = True
         self.pending.discard(rid)
         tracked.computed = tracked.matched
@@ -199,19 +214,19 @@ class StepRecorder:
             return
         step = OpenStep(begin)
         step.scheduled = self._chosen_at
-        step.batch = self._chosen
+        step.batch, self._chosen = self._chosen, []
         keys = set()
         for future in step.batch:
             state = future.state
             tracked = self.live.get(state.request_id)
             if tracked is None:
                 tracked = self._adopt(state)
-            tracked.state = state
+            tracked.state = ref(state)
             keys.add(tracked.key)
         step.joined = sorted(keys - self.members)
         step.left = sorted(self.members - keys)
         self.members = step.members = keys
-        scheduler = self.processor.scheduler
+        scheduler = self.scheduler
         used, cached, free = self.block_counts()
         step.gauges = (used, cached, free, len(scheduler.waiting_requests), len(scheduler.active_requests))
         self.open.append(step)
@@ -259,7 +274,7 @@ class StepRecorder:
                 continue
             scheduled = future.query_length
             tokens += scheduled
-            output = output_length(state) if tracked.state is state else tracked.output
+            output = output_length(state) if tracked.state() is state else tracked.output
             produced = output - tracked.output
             tracked.output = output
             tracked.computed = max(tracked.computed, state.position_offset)
@@ -322,28 +337,28 @@ class StepRecorder:
 
     # --- ends ---
 
-    def finish_begins(self, rid: str) -> tuple[Tracked, int, int] | None:
-        """`finish_request` was entered: (request, cached blocks, free blocks) before it gives its blocks back."""
+    def finish_begins(self, rid: str) -> tuple[Tracked, Any, int, int] | None:
+        """`finish_request` was entered: (request, its state, cached, free blocks) before it gives its blocks back."""
         tracked = self.live.get(rid)
         if tracked is None or self.offloading:
             return None
         _, cached, free = self.block_counts()
-        return tracked, cached, free
+        return tracked, tracked.state(), cached, free
 
-    def finish_ended(self, token: tuple[Tracked, int, int] | None, rid: str) -> None:
+    def finish_ended(self, token: tuple[Tracked, Any, int, int] | None, rid: str) -> None:
         """`finish_request` returned: the request is over and its blocks are back. What neither became free nor stayed
         cached is still held by a request that shares it."""
         if token is None:
             return
-        tracked, cached_before, free_before = token
+        tracked, state, cached_before, free_before = token
         _, cached, free = self.block_counts()
-        reason, error = finish_reason(tracked.state)
+        reason, error = finish_reason(state)
         at = self.finishing_at if self.updating is not None else now()
-        self._tell_end(rid, tracked, reason, error, at, free - free_before, cached - cached_before)
+        self._tell_end(state, tracked, reason, error, at, free - free_before, cached - cached_before)
 
     def cancel_begins(self) -> tuple[int, int] | None:
         """Cancelled requests are about to be cleared: (cached, free) blocks before, None when there are none."""
-        if not self.processor.scheduler._requests_to_cancel:
+        if not self.scheduler._requests_to_cancel:
             return None
         _, cached, free = self.block_counts()
         return cached, free
@@ -359,7 +374,7 @@ class StepRecorder:
             tracked = self.live.get(state.request_id)
             if tracked is not None:
                 freed, kept = (free - before[1], cached - before[0]) if alone else (-1, -1)
-                self._tell_end(state.request_id, tracked, "cancelled", "", now(), freed, kept)
+                self._tell_end(state, tracked, "cancelled", "", now(), freed, kept)
 
     def failed(self, state: Any, error: BaseException) -> None:
         """The engine failed a request; `finish_request` may follow for it."""
@@ -372,20 +387,20 @@ class StepRecorder:
         self.emitter.emit_lifecycle(
             events.Finished(now(), tracked.key, "failed", tracked.output, f"{type(error).__name__}: {error}"[:500])
         )
-        if rid not in self.processor.scheduler.active_requests:
+        if rid not in self.scheduler.active_requests:
             self.emitter.emit_lifecycle(events.Released(now(), tracked.key, held, 0))
             self._drop(rid, tracked)
 
     def _tell_end(
-        self, rid: str, tracked: Tracked, reason: str, error: str, at: int, freed: int, kept: int
+        self, state: Any, tracked: Tracked, reason: str, error: str, at: int, freed: int, kept: int
     ) -> None:
         if not tracked.finishing:
-            output = output_length(tracked.state)
+            output = output_length(state)
             self.emitter.emit_lifecycle(
                 events.Finished(at, tracked.key, reason, output, error, tracked.prompt, tracked.cached)
             )
         self.emitter.emit_lifecycle(events.Released(now(), tracked.key, freed, kept))
-        self._drop(rid, tracked)
+        self._drop(state.request_id, tracked)
 
     def _drop(self, rid: str, tracked: Tracked) -> None:
         self.live.pop(rid, None)
@@ -400,7 +415,7 @@ class StepRecorder:
         self.offloading = True
         return {
             state.request_id: (state.position_offset, output_length(state))
-            for state, _ in self.processor.scheduler.starved_requests
+            for state, _ in self.scheduler.starved_requests
         }
 
     def requeued(self, state: Any, before: dict[str, tuple[int, int]]) -> None:

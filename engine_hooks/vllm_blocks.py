@@ -7,6 +7,7 @@ come and go, from the pool's own calls; nothing is walked in a step.
 from __future__ import annotations
 
 from typing import Any
+from weakref import ref
 
 
 class BlockGauge:
@@ -14,16 +15,22 @@ class BlockGauge:
     `evicted` prefixes were dropped so far."""
 
     def __init__(self, pool: Any) -> None:
-        self.pool = pool
+        self._pool = ref(pool)
         self.evicted = 0
         self.cached = 0
         if pool.enable_caching:
             self.cached = sum(1 for block in pool.blocks if block.ref_cnt == 0 and block.block_hash is not None)
 
+    @property
+    def pool(self) -> Any:
+        """The engine's pool, None once it is gone."""
+        return self._pool()
+
     def counts(self) -> tuple[int, int, int]:
         """(used, cached, free) blocks; the null block belongs to none of them."""
-        available = self.pool.get_num_free_blocks()
-        used = self.pool.num_gpu_blocks - 1 - available
+        pool = self.pool
+        available = pool.get_num_free_blocks()
+        used = pool.num_gpu_blocks - 1 - available
         if self.cached < 0:
             return used, -1, available
         return used, self.cached, available - self.cached

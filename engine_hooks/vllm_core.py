@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from typing import Any, Final
+from weakref import WeakSet
 
 from engine_hooks import vllm_facts
 from engine_hooks.emitter import Emitter
@@ -47,7 +48,7 @@ class CoreHooks:
     def __init__(self, voice: Emitter, patches: Patches, on_engine: Any) -> None:
         self.voice = voice
         self.patches = patches
-        self.recorders: list[StepRecorder] = []
+        self._schedulers: WeakSet[Any] = WeakSet()
         self._on_engine = on_engine
         self._replaced = ""
 
@@ -118,7 +119,7 @@ class CoreHooks:
             recorder.blocks.cached = -1
         for owner in (scheduler, scheduler.kv_cache_manager, pool, pool.free_block_queue):
             setattr(owner, _MARK, recorder)
-        self.recorders.append(recorder)
+        self._schedulers.add(scheduler)
         for name in ("schedule", "update_from_output"):
             wrapped = hasattr(getattr(type(scheduler), name), "__wrapped__")
             if not wrapped and _SCHEDULER + name not in self.patches.misses:
@@ -131,12 +132,12 @@ class CoreHooks:
 
     def remove(self) -> None:
         """Forget every scheduler. The hooks themselves go with the `Patches`."""
-        for recorder in self.recorders:
-            pool = recorder.blocks.pool
-            for owner in (recorder.scheduler, recorder.manager, pool, pool.free_block_queue):
+        for scheduler in list(self._schedulers):
+            manager = scheduler.kv_cache_manager
+            for owner in (scheduler, manager, manager.block_pool, manager.block_pool.free_block_queue):
                 vars(owner).pop(_MARK, None)
-            vars(recorder.manager).pop("allocate_slots", None)
-        self.recorders.clear()
+            vars(manager).pop("allocate_slots", None)
+        self._schedulers.clear()
 
     # --- life of the engine ---
 

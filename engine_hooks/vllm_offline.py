@@ -20,7 +20,8 @@ from tracer.stages import Stage
 
 
 class Draft(threading.local):
-    """What happened to the prompt that this thread prepares. Monotonic ns, 0 where it did not."""
+    """What happened to the prompt that this thread prepares. Monotonic ns, 0 where it did not; `ids` its first token
+    ids, packed, of `length` in all."""
 
     def __init__(self) -> None:
         self.clear()
@@ -29,7 +30,8 @@ class Draft(threading.local):
         """Nothing is being prepared."""
         self.template = self.tokenise = self.tokenised = 0
         self.text = ""
-        self.ids: Any = ()
+        self.ids = b""
+        self.length = 0
 
 
 class OfflineHooks:
@@ -102,7 +104,8 @@ class OfflineHooks:
             self.front.tokenised(front, result)
         elif current.get() is None:
             self.draft.tokenised = now()
-            self.draft.ids = (result[0].get("prompt_token_ids") if result else None) or ()
+            ids = (result[0].get("prompt_token_ids") if result else None) or ()
+            self.draft.ids, self.draft.length = pack_u32(ids[:IDS_KEPT]), len(ids)
 
     def _add(self, _engine: Any, *_args: Any, **_kwargs: Any) -> Any:
         if current.get() is not None:
@@ -120,10 +123,9 @@ class OfflineHooks:
         if draft.tokenised:
             front.tokenised = True
             emit(events.Begin(draft.tokenise, key, Stage.TOKENISE))
-            emit(events.End(draft.tokenised, key, Stage.TOKENISE, len(draft.ids)))
-            ids = pack_u32(draft.ids[:IDS_KEPT])
+            emit(events.End(draft.tokenised, key, Stage.TOKENISE, draft.length))
             text, chars = shortened(draft.text), len(draft.text) or -1
-            emit(events.Prompt(draft.tokenised, key, text, chars, ids, len(draft.ids)))
+            emit(events.Prompt(draft.tokenised, key, text, chars, draft.ids, draft.length))
         fronts.handed[key] = draft.tokenised or at
         draft.clear()
         return front, current.set(front)

@@ -31,7 +31,8 @@ class PublicSteps:
         self.lost = lost
         self.blocks = -1
         """Blocks of the engine's cache, once somebody said it."""
-        self._stats: Any = None
+        self._stats: tuple[int, int, float] | None = None
+        """Running and waiting requests and the share of the cache in use, as last told."""
         self._members: dict[str, int] = {}
         self._count = 0
         self._begin = 0
@@ -56,7 +57,7 @@ class PublicSteps:
     def gauges(self, stats: Any) -> None:
         """The scheduler's statistics of an iteration, None when there are none."""
         if stats is not None:
-            self._stats = stats
+            self._stats = stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage
 
     def outputs(self, keys: dict[str, int], some: Any, timestamp: float | None) -> None:
         """The core handed out `some` at `timestamp` (monotonic s). `keys`: request id → number, for those we follow."""
@@ -118,11 +119,10 @@ class PublicSteps:
         step.odd = pack_u32(odd)
         step.tokens = len(members) - len(odd) // 3 + sum(odd[1::3])
         step.preempted = self._preempted
-        stats = self._stats
-        if stats is not None:
-            step.running, step.waiting = stats.num_running_reqs, stats.num_waiting_reqs
+        if self._stats is not None:
+            step.running, step.waiting, usage = self._stats
             if self.blocks > 0:
-                step.used = round(stats.kv_cache_usage * self.blocks)
+                step.used = round(usage * self.blocks)
                 step.free = self.blocks - step.used
         self.voice.emit(step)
 

@@ -9,11 +9,14 @@ or executor it ran in): both ends read the host's monotonic clock, and marks of 
 
 Counts follow the engine's own state, never our own addition: output tokens are what the scheduler gave out, blocks the
 tables that it sends to its workers, free blocks its pool's counter.
+
+The engine's objects are held by weak references: a recorder hangs on them, and must not keep them.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
+from weakref import ref
 
 from engine_hooks.emitter import ENGINE, Emitter
 from engine_hooks.vllm_blocks import BlockGauge
@@ -45,14 +48,14 @@ _REASONS: Final = {
 
 
 class Tracked:
-    """A request inside the engine, as last told to the viewer. Times are monotonic ns."""
+    """A request inside the engine, as last told to the viewer. Times in monotonic ns, `request` by weak reference."""
 
     __slots__ = ("allocated", "attempts", "blocks", "cached", "finished", "key", "lookup", "request", "resumed",
                  "waiting")  # fmt: skip
 
     def __init__(self, key: int, request: Any) -> None:
         self.key = key
-        self.request = request
+        self.request = ref(request)
         self.lookup = NO_TIME
         self.allocated = NO_TIME
         self.attempts = 0
@@ -91,9 +94,9 @@ class StepRecorder:
 
     def __init__(self, emitter: Emitter, scheduler: Any, *, graph: int) -> None:
         self.emitter = emitter
-        self.scheduler = scheduler
-        self.manager = scheduler.kv_cache_manager
-        self.blocks = BlockGauge(self.manager.block_pool)
+        self._scheduler = ref(scheduler)
+        self._manager = ref(scheduler.kv_cache_manager)
+        self.blocks = BlockGauge(scheduler.kv_cache_manager.block_pool)
         self.graph = graph
         self.live: dict[str, Tracked] = {}
         self.pending: set[str] = set()
@@ -114,6 +117,16 @@ class StepRecorder:
         for request in list(getattr(scheduler, "requests", {}).values()):
             self._adopt(request)
 
+    @property
+    def scheduler(self) -> Any:
+        """The engine's scheduler, None once it is gone."""
+        return self._scheduler()
+
+    @property
+    def manager(self) -> Any:
+        """The engine's KV cache manager, None once it is gone."""
+        return self._manager()
+
     # --- the queue ---
 
     def queued(self, request: Any) -> None:
@@ -123,10 +136,10 @@ class StepRecorder:
             return  # a session that goes on
         tracked = self.live[rid] = Tracked(self.emitter.hold(rid, ENGINE), request)
         self.pending.add(rid)
-        self._tell_queued(tracked, rid)
+        self._tell_queued(tracked, request)
 
-    def _tell_queued(self, tracked: Tracked, rid: str) -> None:
-        request = tracked.request
+    def _tell_queued(self, tracked: Tracked, request: Any) -> None:
+        rid = request.request_id
         number, _, parent = rid.partition("_")
         self.emitter.emit_lifecycle(
             events.Queued(
@@ -144,7 +157,7 @@ class StepRecorder:
             self.pending.add(rid)
         else:
             tracked.blocks = len(self.manager.get_block_ids(rid)[0])
-        self._tell_queued(tracked, rid)
+        self._tell_queued(tracked, request)
         return tracked
 
     # --- scheduling ---
@@ -315,9 +328,9 @@ class StepRecorder:
         rows: list[int] = []
         for rid in self.live if complete else list(self.told)[:ROSTER_ROOM]:
             tracked = self.live.get(rid)
-            if tracked is None:
+            request = None if tracked is None else tracked.request()
+            if tracked is None or request is None:
                 continue
-            request = tracked.request
             rows += (
                 tracked.key, max(0, request.num_computed_tokens), request.num_output_tokens, tracked.blocks,
                 request.num_prompt_tokens, int(rid in self.told),

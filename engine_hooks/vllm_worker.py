@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any, Final
+from weakref import WeakKeyDictionary, ref
 
 from engine_hooks import vllm_facts
 from engine_hooks.devices import DeviceClock, cuda_event_pool
@@ -46,10 +47,12 @@ class WorkerHooks:
         self.current: Marks | None = None
         """The pass that is running."""
         self._on_worker = on_worker
-        self._runner: Any = None
+        self._runner: Callable[[], Any] | None = None
+        """Weak reference to the model runner, None before there is one."""
         self._kind = ""
         self._thread = 0
-        self._undo: list[Callable[[], None]] = []
+        self._models: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+        """Model → handles of the hooks on its modules."""
         self._missing: dict[str, str] = {}
         self._graph = 0
         self._facts: tuple[Any, ...] | None = None
@@ -96,9 +99,9 @@ class WorkerHooks:
     def adopt(self, worker: Any) -> None:
         """Put the hooks on the runner of `worker` (a vLLM worker with its model loaded)."""
         runner = getattr(worker, "model_runner", None)
-        if runner is None or runner is self._runner:
+        if runner is None or (self._runner is not None and runner is self._runner()):
             return
-        self._runner = runner
+        self._runner = ref(runner)
         self._kind = next((cls.__module__ for cls in type(runner).__mro__ if cls.__module__ in (V1, V2)), "")
         config = worker.vllm_config
         self._graph = vllm_facts.graph_of(config)
@@ -106,15 +109,18 @@ class WorkerHooks:
         if self._kind:
             for hook in self.table(self._kind):
                 self.patches.put(hook)
-            self._model(runner.get_model())
+            self._model(runner.get_model(), runner)
             pool = cuda_event_pool() if config.device_config.device_type == "cuda" else None
             self._clock = DeviceClock(pool) if pool is not None else None
         self.tell_coverage()
 
     def remove(self) -> None:
         """Take the hooks on the model out. Those on the runner go with the `Patches`."""
-        while self._undo:
-            self._undo.pop()()
+        for model, handles in list(self._models.items()):
+            vars(model).pop("compute_logits", None)
+            for handle in handles:
+                handle.remove()
+        self._models.clear()
         self._runner = None
         self.current = None
 
@@ -122,9 +128,10 @@ class WorkerHooks:
         """Say for each stage of the pass how it is measured, with the reason where it is not."""
         hooks = self.table(self._kind) if self._kind else []
         lost = self.patches.lost([*self.boot(), *hooks])
-        if self._runner is not None and not self._kind:
-            name = f"{type(self._runner).__module__}.{type(self._runner).__name__}"
-            lost = dict.fromkeys((6, 7, 8, 9), (name, f"the model runner {type(self._runner).__name__} is not known"))
+        runner = None if self._runner is None else self._runner()
+        if runner is not None and not self._kind:
+            name = f"{type(runner).__module__}.{type(runner).__name__}"
+            lost = dict.fromkeys((6, 7, 8, 9), (name, f"the model runner {type(runner).__name__} is not known"))
         forward = "StepTimingCollector.forward_start" if self._kind == V2 else "GPUModelRunner._model_forward"
         sampler = "sample" if self._kind == V2 else "_sample"
         named = {
@@ -150,6 +157,7 @@ class WorkerHooks:
     # --- the model ---
 
     def _before_loading(self, *_args: Any, **_kwargs: Any) -> None:
+        self._weights = (-1, -1)
         self.patches.put(self.loading())
 
     def _loaded(self, model: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -159,7 +167,7 @@ class WorkerHooks:
     def _initialised(self, _token: Any, _result: Any, wrapper: Any, *_args: Any, **_kwargs: Any) -> None:
         self.adopt(wrapper.worker)
 
-    def _model(self, model: Any) -> None:
+    def _model(self, model: Any, runner: Any) -> None:
         """Hooks on the loaded model itself, and what is to be known of it."""
         self._head(model)
         if self._graph == 0:
@@ -168,7 +176,7 @@ class WorkerHooks:
 
         first = next(iter(model.parameters()), None)
         on_cpu = first is not None and first.device.type == "cpu"
-        groups = getattr(self._runner, "attn_groups", None) or [[]]
+        groups = getattr(runner, "attn_groups", None) or [[]]
         attention = groups[0][0].backend.get_name() if groups[0] else ""
         self._facts = (
             *(self._weights if self._weights[0] > 0 or on_cpu else weights_of(model)),
@@ -182,6 +190,8 @@ class WorkerHooks:
         if original is None:
             self._missing["logits"] = "the model computes no logits"
             return
+        if getattr(original, "__self__", None) is model:
+            original = _unbound(original)
 
         def compute_logits(*args: Any, **kwargs: Any) -> Any:
             # Only the first call of a pass: prompt logprobs make more of them.
@@ -195,7 +205,7 @@ class WorkerHooks:
             return logits
 
         model.compute_logits = compute_logits
-        self._undo.append(lambda: vars(model).pop("compute_logits", None))
+        self._models.setdefault(model, [])
 
     def _modules(self, model: Any) -> None:
         embedding = next((m for m in model.modules() if type(m).__name__ == "VocabParallelEmbedding"), None)
@@ -205,8 +215,7 @@ class WorkerHooks:
             self._missing["embed"] = "its embedding was not found" if embedding is None else "its layers were not found"
             return
         for module, part in ((embedding, "embed"), (first, "layers")):
-            handle = module.register_forward_pre_hook(self._pre(part))
-            self._undo.append(handle.remove)
+            self._models.setdefault(model, []).append(module.register_forward_pre_hook(self._pre(part)))
 
     def _pre(self, part: str) -> Callable[..., None]:
         def hook(_module: Any, _args: Any) -> None:
@@ -317,6 +326,17 @@ class WorkerHooks:
             setattr(marks, part, marks.begin + offset if offset >= 0 else 0)
         marks.timing = step.timing
         marks.wait = waited if waited >= 0 else step.wait
+
+
+def _unbound(method: Any) -> Callable[..., Any]:
+    """The same method, without holding its object: an object that holds a method of its own lives until garbage is
+    collected."""
+    function, alive = method.__func__, ref(method.__self__)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(alive(), *args, **kwargs)
+
+    return call
 
 
 def weights_of(model: Any) -> tuple[int, int]:

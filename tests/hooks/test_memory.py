@@ -1,0 +1,68 @@
+"""The hooks keep nothing of an engine alive: what dies without them dies with them, at the same moment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.hooks.memory_child import resident
+from tests.hooks.server import serving
+
+pytestmark = pytest.mark.slow
+
+ROUNDS = 50
+SETTLED = 10
+"""Rounds after which allocators have what they keep for later."""
+GROWTH = 16 << 20
+"""Bytes that an allocator may take more. The cache of one round is as large."""
+
+
+def rounds(*, hooks: bool) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hooks.memory_child", str(ROUNDS), str(int(hooks))],
+        capture_output=True, text=True, timeout=280, check=False,
+        env={**os.environ, "MALLOC_ARENA_MAX": "1"},  # else each round's thread may take an arena of its own
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_rounds_of_generate_batch_leave_nothing_behind() -> None:
+    without, hooked = rounds(hooks=False), rounds(hooks=True)
+    assert hooked["events"] > 4 * ROUNDS, "the hooks saw nothing"
+    assert hooked["alive"] == without["alive"]
+    assert (hooked["last"], hooked["collected"]) == (without["last"], without["collected"])
+    assert hooked["memory"][-1] - hooked["memory"][SETTLED] < GROWTH
+
+
+async def growth(url: str, model: str, pids: list[int]) -> list[int]:
+    """By how many bytes each process grew over the rounds of requests, once it had settled."""
+    client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
+
+    async def ask(number: int, streamed: bool) -> None:
+        messages: Any = [{"role": "user", "content": f"What comes after {number}?"}]
+        answer = await client.chat.completions.create(model=model, messages=messages, max_tokens=3, stream=streamed)
+        if streamed:
+            async for _ in answer:  # type: ignore[union-attr]
+                pass
+
+    sizes: list[list[int]] = []
+    for number in range(ROUNDS):
+        await asyncio.gather(ask(number, True), ask(number + 1000, False))
+        sizes.append([resident(pid) for pid in pids])
+    return [last - first for first, last in zip(sizes[SETTLED], sizes[-1], strict=True)]
+
+
+async def test_rounds_of_requests_leave_nothing_behind_in_a_server(model_dir: Path, tmp_path: Path) -> None:
+    with serving(model_dir, tmp_path) as server:
+        (grown,) = await growth(server.url, server.model, [server.process.pid])
+    assert grown < GROWTH
