@@ -30,6 +30,13 @@ TELL_PERIOD_NS: Final = NS_PER_S // 5
 CLIENT_ID_LIMIT: Final = 128
 """Characters kept of an id that a client sent."""
 
+ERRORS: Final = {"/v1/responses": b'"type":"response.failed"', "/v1/messages": b'"type":"error"'}
+OTHER_ERRORS: Final = b'data: {"error"'
+"""Path → what stands in a streamed chunk that tells an error: the answer began with status 200 and cannot take that
+back. In a model's own text the quotes would be escaped."""
+
+_SERVER_ERROR: Final = 500
+
 REQUEST_ID: Final = b"x-request-id"
 TENANTS: Final = tuple(
     name.strip().lower().encode("latin-1", "replace")
@@ -42,11 +49,12 @@ class Front:
     """A request in the front end. Used by one event loop only."""
 
     __slots__ = ("key", "rid", "needle", "streaming", "chunks", "size", "tokens", "work", "told", "told_chunks", "text",
-                 "text_told", "handed_out", "status", "completed", "disconnected", "templated", "tokenised",
-                 "prompt_text", "size_in")  # fmt: skip
+                 "text_told", "handed_out", "status", "completed", "disconnected", "failed", "templated", "tokenised",
+                 "prompt_text", "size_in", "route")  # fmt: skip
 
-    def __init__(self, key: int, rid: str, needle: bytes) -> None:
+    def __init__(self, key: int, rid: str, needle: bytes, route: str = "") -> None:
         self.needle = needle
+        self.route = route
         self.key = key
         self.rid = rid
         self.size_in = 0
@@ -60,6 +68,7 @@ class Front:
         self.status = -1
         self.completed = False
         self.disconnected = False
+        self.failed = False
         self.templated = False
         self.tokenised = False
         self.prompt_text = ""
@@ -85,7 +94,7 @@ class Fronts:
 
     def open(self, rid: str, route: str, client_id: str, needle: bytes, at: int, tenant: str = "") -> Front:
         """A request's first byte is here. `needle`: see `TracingMiddleware.routes`."""
-        front = Front(self.emitter.hold(rid, FRONT), rid, needle)
+        front = Front(self.emitter.hold(rid, FRONT), rid, needle, route)
         self.by_rid[rid] = front
         self.emitter.emit_lifecycle(events.Received(at, front.key, rid, route, client_id, tenant))
         return front
@@ -108,6 +117,19 @@ class Fronts:
         """The first output bytes are with the socket: stage 10 ends."""
         front.handed_out = True
         self.emitter.emit_lifecycle(events.End(at, front.key, Stage.STREAM, front.size))
+
+    def answering(self, front: Front, status: int, streaming: bool) -> None:
+        """The response's head is here: its status, and whether it is streamed. Its own word outweighs what was asked
+        for: what a route does unasked is the server's to choose."""
+        front.status = status
+        told, front.streaming = front.streaming, int(streaming)
+        if told != front.streaming and status < 400:
+            self.emitter.emit_lifecycle(events.Params(now(), front.key, front.streaming))
+
+    def failed(self, front: Front, at: int, error: str) -> None:
+        """The answer breaks off."""
+        front.failed = True
+        self.emitter.emit_lifecycle(events.Finished(at, front.key, "failed", -1, error))
 
     def close(self, front: Front, at: int) -> None:
         """The response is over."""
@@ -137,12 +159,15 @@ class TracingMiddleware:
         try:
             front, scope, client_header = self._open(scope)
         except Exception as error:
-            self.fronts.emitter.fault("http:open", f"{type(error).__name__}: {error}", 1, False)
+            self._fault("open", error)
             await self.app(scope, receive, send)
             return
         token = current.set(front)
         try:
             await self.app(scope, self._receive(front, receive), self._send(front, send, client_header))
+        except Exception as error:
+            self._raised(front, error)
+            raise
         finally:
             current.reset(token)
             self._close(front)
@@ -169,11 +194,34 @@ class TracingMiddleware:
         """Whether a streamed chunk carries output."""
         return front.needle in body
 
+    def _look(self, front: Front, body: bytes) -> bool:
+        """Look at what is about to be sent; whether it hands out the first token. An error is no token, and nothing is
+        handed out to a client that has gone."""
+        streamed = front.streaming == 1
+        if streamed and not front.failed and ERRORS.get(front.route, OTHER_ERRORS) in body:
+            self.fronts.failed(front, now(), "the answer broke off with an error")
+        if front.handed_out or not body or front.status >= 400 or front.failed or front.disconnected:
+            return False
+        return self.carries(front, body) if streamed else True
+
+    def _raised(self, front: Front, error: Exception) -> None:
+        """The application raised. If it had sent nothing, the server outside of us answers with status 500."""
+        try:
+            if front.status < 0:
+                front.status = _SERVER_ERROR
+            if not front.disconnected and not front.failed:
+                self.fronts.failed(front, now(), f"{type(error).__name__}: {error}"[:500])
+        except Exception as own:
+            self._fault("raised", own)
+
     def _close(self, front: Front) -> None:
         try:
             self.fronts.close(front, now())
         except Exception as error:
-            self.fronts.emitter.fault("http:close", f"{type(error).__name__}: {error}", 1, False)
+            self._fault("close", error)
+
+    def _fault(self, place: str, error: Exception) -> None:
+        self.fronts.emitter.fault(f"http:{place}", f"{type(error).__name__}: {error}", 1, False)
 
     def _receive(self, front: Front, receive: Receive) -> Receive:
         async def traced() -> Message:
@@ -194,7 +242,10 @@ class TracingMiddleware:
         async def traced(message: Message) -> None:
             kind = message["type"]
             if kind == "http.response.start":
-                front.status = int(message.get("status", -1))
+                try:
+                    fronts.answering(front, int(message["status"]), _is_event_stream(message.get("headers", ())))
+                except Exception as error:
+                    self._fault("start", error)
                 if client_header is not None:
                     headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != REQUEST_ID]
                     message = {**message, "headers": [*headers, (REQUEST_ID, client_header)]}
@@ -205,8 +256,11 @@ class TracingMiddleware:
                 return
             body = message.get("body", b"")
             size = len(body)
-            # Only looked for until the first token is out: afterwards a chunk costs two clock reads.
-            carries = not front.handed_out and size > 0 and (front.streaming != 1 or self.carries(front, bytes(body)))
+            carries = False
+            try:
+                carries = self._look(front, bytes(body))
+            except Exception as error:
+                self._fault("body", error)
             begin = now()
             await send(message)
             at = now()
@@ -220,3 +274,8 @@ class TracingMiddleware:
             fronts.tell(front, at)
 
         return traced
+
+
+def _is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a response is streamed, by its content type."""
+    return any(name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)

@@ -23,6 +23,9 @@ ROUTES: Final = {
 }
 """Path → what stands in a streamed chunk that carries text (see `http.TracingMiddleware`)."""
 
+_STREAMED_UNASKED: Final = ("/v1/responses",)
+"""Paths whose answer is streamed unless the body says otherwise."""
+
 _SERVING: Final = "transformers.cli.serving."
 _HANDLERS: Final = (
     ("chat_completion:ChatCompletionHandler", "content"),
@@ -100,7 +103,7 @@ class ServerHooks:
             return
         at = now()
         self.voice.emit_lifecycle(events.End(at, front.key, Stage.RECEIVE, front.size_in))
-        front.streaming = int(bool(body.get("stream")))
+        front.streaming = int(bool(body.get("stream", front.route in _STREAMED_UNASKED)))
         limit = body.get("max_completion_tokens", body.get("max_tokens"))
         messages = body.get("messages")
         self.voice.emit_lifecycle(

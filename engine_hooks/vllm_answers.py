@@ -46,7 +46,7 @@ class VllmFronts(Fronts):
 
     def open(self, rid: str, route: str, client_id: str, needle: bytes, at: int, tenant: str = "") -> Front:
         """As in `Fronts`, but the id is told later: it is the engine's to choose."""
-        front = Front(self.emitter.hold(rid, FRONT), rid, needle)
+        front = Front(self.emitter.hold(rid, FRONT), rid, needle, route)
         self.by_rid[rid] = front
         self.emitter.emit_lifecycle(events.Received(at, front.key, "", route, client_id, tenant))
         return front

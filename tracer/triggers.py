@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from tracer.state.outcome import failure_of
 from tracer.state.timers import TIMERS
 from tracer.state.trace_state import TraceState
 from tracer.state.view import EngineView, Snapshot
@@ -188,7 +189,7 @@ class _Failed:
     def __call__(self, state: TraceState, snapshot: Snapshot) -> str:
         failed = {
             serial: request for serial, request in state.requests.over.items()
-            if request.finish_reason == "failed" or request.status_code >= 500
+            if failure_of(request) not in ("", "rejected")
         }  # fmt: skip
         new = [request for serial, request in failed.items() if serial not in self._seen]
         self._seen = set(failed)

@@ -13,6 +13,7 @@ from tests.tui.timeline import HEADER, SOURCE, Timeline
 from tracer.alerts import Alert, Alerts
 from tracer.analysis.achieved import Achieved
 from tracer.analysis.devices import DEVICES
+from tracer.events import Closed, Received
 from tracer.export.jsondoc import main_engine
 from tracer.export.metrics import families
 from tracer.hardware.cgroup import Throttling
@@ -38,6 +39,8 @@ def exposed() -> Exposed:
     state.add_source(HEADER)
     for event in Timeline(40, rate=9.0).events:
         state.apply(SOURCE, event)
+    state.apply(SOURCE, Received(state.now, 100_000, "broken", "/v1/completions"))
+    state.apply(SOURCE, Closed(state.now, 100_000, 500))
     reading = Reading(
         "cuda", (Gpu(0, "GPU", 0.5, 1, 2, 3, 4, 5.0, 6.0, 7),), 1.0, 2, Throttling(1.0, 0.1, 3.0),
         Achieved(1.0, 2.0, 0.5, 3), DEVICES["h200"],

@@ -202,7 +202,8 @@ class Recount:
             first = told.tokens[0] if told.tokens else None
             add("queue", at.get("handed", at.get("queued")), at.get("lookup"))
             add("prefill", at.get("lookup"), first)
-            add("ttft", at.get("received"), first if told.offline else at.get("handed_out"))
+            if told.offline or told.tokens or told.output > 0:  # else what went out was no token
+                add("ttft", at.get("received"), first if told.offline else at.get("handed_out"))
             found["itl"] += gaps(told.tokens)
             if self.over(told) is None:
                 continue
@@ -210,7 +211,8 @@ class Recount:
             if 2 <= n <= len(told.tokens):
                 last = told.tokens[n - 1]
                 found["tpot"].append((max(last, at["finished"]), (last - told.tokens[0]) / (n - 1)))
-            add("e2e", at.get("received"), self.closed(told))
+            if self.reason(told) not in ("failed", "rejected", "cancelled") and not told.disconnected:
+                add("e2e", at.get("received"), self.closed(told))
         return found
 
     def closed(self, told: Told) -> int | None:
@@ -230,9 +232,9 @@ class Recount:
 
     def reason(self, told: Told) -> str:
         """How it ended."""
-        if told.reason:
-            return told.reason.lower()
-        return "rejected" if told.status >= 400 else "cancelled" if told.disconnected else "unknown"
+        if told.status >= 400 and not told.disconnected and told.reason != "cancelled":
+            return "failed" if told.status >= 500 else "rejected"
+        return told.reason.lower() or ("cancelled" if told.disconnected else "unknown")
 
     def own_itl(self, told: Told) -> float | None:
         """99th percentile of its own gaps."""

@@ -55,7 +55,8 @@ def document(
         "numbers": None if snapshot.numbers is None else numbers_document(snapshot.numbers),
         "losses": _losses(snapshot.losses),
         "coverage": _coverage(snapshot.coverage),
-        "counts": {"matching": snapshot.total, "live": snapshot.live, "finished": snapshot.finished},
+        "counts": {"matching": snapshot.total, "live": snapshot.live, "finished": snapshot.finished,
+                   "failed": snapshot.failed},
         "queue": [_wait(wait, snapshot) for wait in snapshot.waits],
         "requests": [request(view, snapshot, beside) for view in snapshot.requests],
     }

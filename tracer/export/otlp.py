@@ -19,6 +19,7 @@ from tracer import __version__
 from tracer.clock import NS_PER_MS
 from tracer.export.timeline import Value
 from tracer.export.whole import RequestRow, Whole
+from tracer.state.outcome import FAILED
 from tracer.text import clean
 
 SPANS: Final = 500
@@ -103,7 +104,7 @@ def _request(whole: Whole, row: RequestRow) -> Iterator[Document]:
     trace, root = _ids(whole, row)
     model = clean(view.model) or _model(whole, row)
     operation = "chat" if "chat" in view.route or "messages" in view.route else "text_completion"
-    failed = bool(view.error) or view.finish_reason == "failed" or (view.status_code or 0) >= 500
+    failed = bool(view.error) or view.finish_reason in FAILED
     told = _request_attributes(whole, row, operation, model, failed)
     name = f"{operation} {model.rpartition('/')[2]}".strip()
     span = _span(whole, trace, root, "", name, view.received, whole.end(view), told, _SERVER)
@@ -149,7 +150,7 @@ def _request_attributes(whole: Whole, row: RequestRow, operation: str, model: st
         "gen_ai.usage.cache_read.input_tokens": view.cached_tokens,
         "gen_ai.response.finish_reasons": [view.finish_reason] if view.finish_reason else None,
         "gen_ai.response.time_to_first_chunk": view.ttft_ms / 1000 if view.ttft_ms is not None else None,
-        "error.type": (str(view.status_code) if (view.status_code or 0) >= 500 else "failed") if failed else None,
+        "error.type": (str(view.status_code) if (view.status_code or 0) >= 400 else "failed") if failed else None,
         "http.response.status_code": view.status_code,
         "http.route": view.route if view.route.startswith("/") else None,
         "tracer.request.tenant": view.tenant,

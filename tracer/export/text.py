@@ -68,7 +68,7 @@ def request_report(
     page = Page(width, unicode, colour)
     view = detail.view
     until = _until(view)
-    page.flow(view.id, view.phase, view.finish_reason, view.route, view.error, *_marks(view))
+    page.flow(view.id, view.phase, _ended(view), view.route, view.error, *_marks(view))
     page.flow(_tokens(view), f"preempted ×{view.preemptions}" if view.preemptions else "")
     page.gap()
     room = max(0, page.width - _LABEL - _FIGURES - (_EXPECTED if expected else 0))
@@ -103,6 +103,7 @@ def _context(page: Page, snapshot: Snapshot) -> None:
     page.flow(
         f"{context.request_rate:.1f} req/s", f"{context.tokens_in:,.0f} tok/s in, {context.tokens_out:,.0f} out",
         f"{context.concurrency} live", f"{snapshot.finished} finished",
+        f"{snapshot.failed} failed" if snapshot.failed else "",
         _switch("prefix cache", context.prefix_caching), _switch("chunked prefill", context.chunked_prefill),
         "" if context.hit_share is None else f"hits {context.hit_share:.0%}", f"window {window}",
     )  # fmt: skip
@@ -179,7 +180,7 @@ def _waterfall(page: Page, snapshot: Snapshot) -> None:
         until = _end(view, snapshot.now)
         share = _length(view, until) / longest if longest else 0.0
         cells = max(1, round(bar_width * share))
-        mark = _join(*_marks(view), view.finish_reason or view.phase)
+        mark = _join(*_marks(view), _ended(view) or view.phase)
         page.pieces(
             f"{fit(page.plain(view.id), id_width)} {fit(tokens, left_width)} ",
             *_bar(page, view.segments, view.received, until, cells),
@@ -256,6 +257,12 @@ def _tokens(view: RequestView) -> str:
     prompt = "prompt of unknown length" if view.prompt_tokens is None else f"{view.prompt_tokens:,} prompt tokens"
     cached = f" ({view.cached_tokens:,} cached)" if view.cached_tokens else ""
     return f"{prompt}{cached} → {view.output_tokens:,} output tokens"
+
+
+def _ended(view: RequestView) -> str:
+    """How it ended, with the HTTP status of an error; empty when nobody said so."""
+    status = view.status_code or 0
+    return f"{view.finish_reason} ({status})" if view.finish_reason and status >= 400 else view.finish_reason
 
 
 def _marks(view: RequestView) -> list[str]:

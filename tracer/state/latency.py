@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterable
 
 from tracer.state import decode
+from tracer.state.outcome import error_of
 from tracer.state.requests import Request
 
 
@@ -71,8 +72,20 @@ def prefill(request: Request) -> int | None:
 
 
 def ttft(request: Request) -> int | None:
-    """Time to first token: received → first token handed out. Offline nothing is handed out: → first token known."""
-    return interval(request.received, request.first_token if request.offline else request.stream_end)
+    """Time to first token: received → first token handed out. Offline nothing is handed out: → first token known.
+
+    What goes out without a token (an error, the end of an answer that was cancelled in the queue) is no first token,
+    nor is what goes out when the client has gone. Where no engine tells of tokens, the answer has to end well first.
+    """
+    if request.offline:
+        return interval(request.received, request.first_token)
+    sent = request.stream_end
+    if sent is None or (request.closed is not None and sent > request.closed):
+        return None
+    token = request.first_token is not None or request.output_tokens > 0
+    if not token and (request.engaged or request.over is None or error_of(request)):
+        return None
+    return interval(request.received, sent)
 
 
 def engine_ttft(request: Request) -> int | None:
@@ -83,6 +96,11 @@ def engine_ttft(request: Request) -> int | None:
 def e2e(request: Request) -> int | None:
     """End to end: received → closed. None while it goes on."""
     return interval(request.received, closed(request))
+
+
+def answer(request: Request) -> int | None:
+    """E2E of an answer that was completed. None for one that failed or was cancelled: that is no answer's length."""
+    return None if error_of(request) else e2e(request)
 
 
 def decoding(request: Request) -> tuple[int, int] | None:

@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from tracer.clock import NS_PER_S
 from tracer.state import chunks, decode, latency
+from tracer.state.outcome import reason_of
 from tracer.state.requests import Request
-from tracer.state.tally import reason_of
 
 ROWS: Final = 16_384
 COLUMNS: Final = (
@@ -67,7 +67,7 @@ class Ledger:
         row = tuple(min(max(value, -1), _MOST) for value in (
             request.serial, request.over or 0, group, self._reason(request), request.prompt_tokens,
             request.cached_tokens, request.output_tokens, _ns(latency.queue(request)), _ns(latency.prefill(request)),
-            _ns(latency.ttft(request)), _ns(latency.tpot(request)), _own_itl(request), _ns(latency.e2e(request)),
+            _ns(latency.ttft(request)), _ns(latency.tpot(request)), _own_itl(request), _ns(latency.answer(request)),
             len(request.preemptions),
         ))  # fmt: skip
         self._revived.discard(request.serial)

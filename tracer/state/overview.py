@@ -44,6 +44,7 @@ def snapshot(
         total=total,
         live=live,
         finished=table.finished_total,
+        failed=state.tally.failed(),
         losses=_losses(state),
         coverage=tuple(sorted(rows, key=lambda row: (row.stage, row.source))),
         steps=StepWindow([source for source in state.sources.values() if source.batch.count]),

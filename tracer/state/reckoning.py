@@ -35,6 +35,7 @@ from tracer.state.numbers import (
     engines_among,
 )
 from tracer.state.octaves import RANGES, high_of, low_of, range_of
+from tracer.state.outcome import CANCELLED, FAILED
 from tracer.state.pace import BY_BATCH, BY_PLACE, COLUMNS, COUNTERS, TIMERS, WIDTH
 from tracer.state.rates import per_second
 from tracer.state.view import EngineView, Quantiles
@@ -44,10 +45,6 @@ if TYPE_CHECKING:
     from tracer.state.trace_state import TraceState
 
 SHARES: Final = (0.5, 0.95, 0.99)
-BROKEN: Final = frozenset({"failed", "error", "lost", "rejected"})
-"""Ends that attain no target."""
-ABANDONED: Final = frozenset({"cancelled", "abort", "aborted"})
-"""Ends that say nothing about targets: the client went away."""
 STALL_NS: Final = 100 * NS_PER_MS
 STALL_STEPS: Final = 1.5
 """Members that wait longer than both (ns, typical steps) between two steps are stalled: as `tracer diagnose` has it."""
@@ -221,8 +218,9 @@ def _lengths(tokens: Ints) -> Lengths:
 
 
 def _attainment(reasons: Sequence[str], ended: dict[str, Ints], ask: Ask, span: int) -> Attainment:
-    """Who was within the targets. A request of one token has no gap, and so none that is too long."""
-    word = np.array([(reason in BROKEN) + 2 * (reason in ABANDONED) for reason in reasons])[ended["reason"]]
+    """Who was within the targets. A request that failed was within none, one that its client cancelled says nothing
+    about them. A request of one token has no gap, and so none that is too long."""
+    word = np.array([(reason in FAILED) + 2 * (reason in CANCELLED) for reason in reasons])[ended["reason"]]
     judged, broken = word != 2, word == 1
     met, missed = ~broken, broken.copy()
     each: list[tuple[str, float, float | None]] = []

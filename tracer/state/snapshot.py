@@ -19,6 +19,7 @@ from tracer.events import Coverage, unpack_u32
 from tracer.stages import Stage
 from tracer.state import decode, latency, progress, waterfall
 from tracer.state.kv import BlockMap
+from tracer.state.outcome import failure_of
 from tracer.state.request_table import RequestTable
 from tracer.state.requests import Request
 from tracer.state.view import ChunkView, Phase, RequestDetail, RequestView, Segment, StageView, Status
@@ -175,7 +176,7 @@ def _assemble(
         cached_tokens=_known(request.cached_tokens),
         output_tokens=request.output_tokens,
         max_tokens=_known(request.max_tokens),
-        finish_reason=request.finish_reason,
+        finish_reason=failure_of(request) or request.finish_reason,
         error=request.error,
         route=request.route,
         client_id=request.client_id,
@@ -314,7 +315,8 @@ def _search_text(request: Request) -> str:
     """What the filter looks in, besides the phase, in lower case."""
     if request.search_version != request.version:
         request.search = "\n".join(
-            (request.id, *request.names, request.client_id, request.route, request.tenant, request.finish_reason)
+            (request.id, *request.names, request.client_id, request.route, request.tenant, request.finish_reason,
+             failure_of(request))
         ).lower()
         request.search_version = request.version
     return request.search

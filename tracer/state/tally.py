@@ -17,6 +17,7 @@ from typing import Final
 
 from tracer.clock import NS_PER_S
 from tracer.stages import Stage
+from tracer.state.outcome import FAILED, error_of, reason_of
 from tracer.state.requests import Request
 from tracer.state.waterfall import stage_lengths
 
@@ -164,6 +165,11 @@ class Tally:
             [(*key, each.total, each.counts) for key, each in self.distributions.items()],
         )
 
+    def failed(self) -> int:
+        """Requests that ended with an error so far, those included that wait to be counted."""
+        waiting = sum(1 for request in self.pending.values() if not request.dropped and reason_of(request) in FAILED)
+        return waiting + sum(count for (_, _, reason), count in self.ended.items() if reason in FAILED)
+
     def mean_tokens(self, source: str) -> float | None:
         """Mean length, prompt and output together, of the requests of an engine that are counted; None without any."""
         tokens = requests = 0
@@ -183,24 +189,6 @@ class Tally:
     def _series(self, request: Request) -> tuple[str, str]:
         source = request.engine or request.keys[0][0]
         return _bounded(source, self.sources, SOURCES), _bounded(request.route, self.routes, ROUTES)
-
-
-def reason_of(request: Request) -> str:
-    """How a request that is over ended, in a word."""
-    if request.finish_reason:
-        return request.finish_reason.lower()
-    if request.status_code >= 400:
-        return "rejected"
-    return "lost" if request.lost else "cancelled" if request.disconnected else "unknown"
-
-
-def error_of(request: Request) -> str:
-    """The kind of error that it ended with: an HTTP status, ``failed`` or ``lost``; empty when it did not."""
-    if 400 <= request.status_code <= 599:
-        return str(request.status_code)
-    if request.finish_reason == "failed":
-        return "failed"
-    return "lost" if request.lost else ""
 
 
 def _bounded(word: str, known: list[str], most: int) -> str:

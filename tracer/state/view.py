@@ -336,6 +336,8 @@ class Snapshot:
     total: int = 0
     live: int = 0
     finished: int = 0
+    failed: int = 0
+    """Of those finished: with an error, by the engine, the server or the request itself (HTTP 4xx), or lost."""
     losses: Losses = Losses()
     coverage: tuple[CoverageRow, ...] = ()
     steps: Sequence[StepView] = ()

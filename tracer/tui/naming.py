@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from rich.style import Style
 
 from tracer.stages import STAGES, Stage
+from tracer.state.outcome import FAILED
 from tracer.state.view import Phase, RequestView
 from tracer.text import cell_width, clean, fit
 from tracer.tui.theme import Look
@@ -31,8 +32,8 @@ def phase_text(view: RequestView, look: Look) -> tuple[str, Style]:
     """Where a request stands, in a word or two and the colour of its stage."""
     if view.phase is Phase.DONE:
         reason = view.finish_reason or ("disconnected" if view.disconnected else "done")
-        if view.error or reason == "failed":
-            return reason, look.bad
+        if view.error or reason in FAILED:
+            return f"{reason} {view.status_code}" if (view.status_code or 0) >= 400 else reason, look.bad
         if view.disconnected or reason in ("cancelled", "abort"):
             return reason, look.warn
         return reason, look.dim

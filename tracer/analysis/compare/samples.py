@@ -20,6 +20,7 @@ from tracer.analysis.compare.rows import ROWS, STAGE_ROWS
 from tracer.clock import NS_PER_MS
 from tracer.stages import Stage
 from tracer.state import decode, latency
+from tracer.state.outcome import CANCELLED, FAILED
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Phase, RequestView, Status
 
@@ -32,8 +33,6 @@ BIN: Final = 0.01
 """Gaps between tokens are counted in bins that are this much (1 %) wide."""
 _SMALLEST_MS: Final = 1e-4
 _MOST_TOKENS: Final = 1 << 40
-_HANGUPS: Final = frozenset({"cancelled", "abort", "aborted"})
-_FAILURES: Final = frozenset({"failed", "error"})
 _TIMED: Final = frozenset({Status.MEASURED, Status.ESTIMATED, Status.UNAVAILABLE})
 _FIGURES: Final = ("e2e", "ttft", "queue", "prefill_time", "tpot", "unattributed")
 
@@ -134,7 +133,7 @@ def _unusable(view: RequestView) -> str:
     """Why a request takes no part at all; empty when it does."""
     if view.incomplete or view.phase is Phase.LOST:
         return "lost some of their events"
-    if view.error or view.finish_reason in _FAILURES:
+    if view.error or view.finish_reason in FAILED:
         return "failed"
     if view.ttft_ms is None:
         return "had no first token" if view.closed is not None else "still waited for their first token"
@@ -144,7 +143,7 @@ def _unusable(view: RequestView) -> str:
 
 
 def _record(view: RequestView, gaps: Gaps) -> _Record:
-    hung_up = view.disconnected or view.finish_reason in _HANGUPS
+    hung_up = view.disconnected or view.finish_reason in CANCELLED
     whole = view.phase is Phase.DONE and view.e2e_ms is not None and not hung_up
     prompt = -1 if view.prompt_tokens is None else view.prompt_tokens
     uncached = -1 if view.prompt_tokens is None or view.cached_tokens is None else prompt - view.cached_tokens

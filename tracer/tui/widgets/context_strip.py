@@ -32,6 +32,7 @@ class ContextStrip(Canvas):
         told, self.status, self.status_style = (self.status, self.status_style), status, style
         if told == (status, style) and before is not None and snapshot is not None and (
             before.engines is snapshot.engines and before.context is snapshot.context
+            and before.failed == snapshot.failed
         ):
             return  # the same snapshot, with the clock moved on
         self.repaint()
@@ -42,6 +43,9 @@ class ContextStrip(Canvas):
         status = label(self.status)
         room = max(0, width - cell_width(status) - 3)
         items = _items(self.snapshot, self.fallback)
+        failed = self.snapshot.failed if self.snapshot is not None else 0
+        if failed:
+            items.append((1, f"{failed:,} failed", f"{figures.count(failed)} failed"))
         chosen = [long for _, long, _ in items]
         # Shorten the least important first, then drop.
         order = sorted(range(len(items)), key=lambda i: -items[i][0])
@@ -54,14 +58,13 @@ class ContextStrip(Canvas):
                 break
             chosen[index] = ""
         line = Line(width).put(" ", look.text)
-        first = True
-        for text in chosen:
+        for index, text in enumerate(chosen):
             if not text:
                 continue
-            if not first:
+            if line.used > 1:
                 line.put(f" {look.glyphs.dot} ", look.faint)
-            line.put_text(text, look.accent if first else look.text, ellipsis=look.glyphs.ellipsis)
-            first = False
+            style = look.bad if failed and index == len(chosen) - 1 else look.accent if line.used == 1 else look.text
+            line.put_text(text, style, ellipsis=look.glyphs.ellipsis)
         if status:
             line.fill_to(max(0, width - cell_width(status) - 1), look.text)
             if status[1:].startswith(RECORDING):

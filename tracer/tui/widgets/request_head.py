@@ -49,7 +49,7 @@ class RequestHead(Canvas):
         if view.streaming is not None:
             parts.append(("streaming" if view.streaming else "not streaming", look.dim))
         if view.status_code is not None:
-            parts.append((f"HTTP {view.status_code}", look.dim))
+            parts.append((f"HTTP {view.status_code}", look.bad if view.status_code >= 400 else look.dim))
         if view.disconnected:
             parts.append(("client hung up", look.warn))
         line.put(" ", look.text)
