@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
+import math
 import statistics
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -312,3 +315,104 @@ async def test_with_eight_clients_at_once_what_lies_outside_the_server_is_told(s
         (w.first - w.sent) / 1e6 - (view(list(seen), w.rid).ttft_ms or 0) for w in watches
     )
     assert outside["ttft"]["p50_ms"] == pytest.approx(by_hand[4], abs=0.01)
+
+
+JSON = {"Content-Type": "application/json"}
+ERRORS = {
+    "no JSON": (b"{", "/chat/completions"),
+    "a field that is not taken": (b'{"model": "M", "messages": [{"role": "user", "content": "Hi"}], "x": 2}',
+                                  "/chat/completions"),
+    "no messages": (b'{"model": "M"}', "/chat/completions"),
+    "messages of another kind": (b'{"model": "M", "messages": [1]}', "/chat/completions"),
+    "a prompt of another kind": (b'{"model": "M", "prompt": 3}', "/completions"),
+    "an input of another kind": (b'{"model": "M", "input": 3}', "/responses"),
+}  # fmt: skip
+
+
+def post(server: Server, path: str, body: bytes) -> int:
+    """HTTP status of an answer that is read to its end."""
+    request = urllib.request.Request(
+        server.url + path, body.replace(b'"M"', f'"{server.model}"'.encode()), JSON
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            answer.read()
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.read()
+        return error.code
+
+
+async def test_an_error_is_a_failure_with_its_status_and_no_sample_of_a_latency(server: Server) -> None:
+    with server.collect() as collector:
+        statuses = [await asyncio.to_thread(post, server, path, body) for body, path in ERRORS.values()]
+        watch = await ask(client_of(server), server.model, "Say hello.", 3)
+        collector.stop()
+    assert min(statuses) >= 400, statuses
+    assert 422 in statuses and 500 in statuses, "both kinds of error"
+    snapshot = folded(collector).snapshot(window_s=math.inf)
+    *wrong, right = snapshot.requests
+    assert [seen.status_code for seen in wrong] == statuses
+    assert [seen.finish_reason for seen in wrong] == ["rejected" if code < 500 else "failed" for code in statuses]
+    assert right.id == watch.rid or watch.rid.startswith(right.id)
+    assert all(seen.ttft_ms is None for seen in wrong)
+    assert (snapshot.finished, snapshot.failed) == (len(statuses) + 1, len(statuses))
+    assert (snapshot.timers["ttft"].count, snapshot.timers["e2e"].count) == (1, 1)
+
+
+@pytest.mark.parametrize("asked", [{}, {"stream": True}, {"stream": False}], ids=["by default", "asked", "not"])
+async def test_first_token_of_a_response_that_streams_unless_told_not_to(
+    server: Server, asked: dict[str, bool]
+) -> None:
+    body = json.dumps({"model": server.model, "input": "Count from one to ten.", "max_output_tokens": 12, **asked})
+
+    def read() -> tuple[bool, int, list[int]]:
+        """Whether the answer was streamed, when it was asked for, and when each line with output came (ns)."""
+        request = urllib.request.Request(server.url + "/responses", body.encode(), JSON)
+        sent = time.monotonic_ns()
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            streamed = answer.headers["Content-Type"].startswith("text/event-stream")
+            return streamed, sent, [time.monotonic_ns() for line in answer if b".delta" in line or not streamed]
+
+    with server.collect() as collector:
+        async with Lateness() as late:
+            streamed, sent, deltas = await asyncio.to_thread(read)
+        collector.stop()
+    assert streamed == asked.get("stream", True)
+    (seen,) = folded(collector).snapshot().requests
+    assert seen.streaming == streamed
+    assert sent < seen.received
+    assert agrees(seen.ttft_ms, deltas[0] - seen.received, late.ms)
+    if streamed:
+        assert len(deltas) > 4
+        assert seen.ttft_ms is not None and seen.e2e_ms is not None
+        assert seen.ttft_ms < seen.e2e_ms - 2 * (seen.tpot_ms or 0.0)
+
+
+async def test_a_client_that_leaves_the_queue_is_no_sample(server: Server) -> None:
+    """One request keeps all blocks of the pool for itself; those behind it are given up before their turn comes."""
+    client = client_of(server)
+    with server.collect() as collector:
+        long = asyncio.create_task(ask(client, server.model, "Tell a long story. " * 180, 24))
+        while not collector.of(events.Scheduled):
+            await asyncio.sleep(0.01)
+        behind = [
+            asyncio.create_task(ask(client, server.model, "Tell a long story about the sea. " * 180, 24))
+            for _ in range(3)
+        ]
+        while len(collector.of(events.Queued)) < 4:
+            await asyncio.sleep(0.01)
+        for one in behind:
+            one.cancel()
+        await asyncio.gather(*behind, return_exceptions=True)
+        await long
+        collector.stop()
+    snapshot = folded(collector).snapshot(window_s=math.inf)
+    gone = [seen for seen in snapshot.requests if seen.disconnected]
+    assert len(gone) == 3
+    without = [seen for seen in gone if not seen.output_tokens]
+    assert without, "somebody left before the first token"
+    assert all(seen.ttft_ms is None for seen in without)
+    assert snapshot.timers["ttft"].count == 4 - len(without)
+    assert snapshot.timers["e2e"].count == 1
+    assert snapshot.failed == 0
