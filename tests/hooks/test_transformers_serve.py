@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import openai
 import pytest
@@ -329,7 +330,14 @@ ERRORS = {
 }  # fmt: skip
 
 
-def post(server: Server, path: str, body: bytes) -> int:
+class Serving(Protocol):
+    """What is needed to ask a server."""
+
+    url: str
+    model: str
+
+
+def post(server: Serving, path: str, body: bytes) -> int:
     """HTTP status of an answer that is read to its end."""
     request = urllib.request.Request(
         server.url + path, body.replace(b'"M"', f'"{server.model}"'.encode()), JSON

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import statistics
 import subprocess
@@ -15,7 +16,7 @@ import openai
 import pytest
 
 from tests.hooks.test_memory import GROWTH, growth
-from tests.hooks.test_transformers_serve import QUESTIONS, Lateness, Stopwatch, agrees, ask, client_of
+from tests.hooks.test_transformers_serve import QUESTIONS, Lateness, Stopwatch, agrees, ask, client_of, post
 from tests.vllm.server import VllmServer
 from tests.vllm.viewer import Viewer
 from tracer import events
@@ -454,3 +455,30 @@ async def test_rounds_of_requests_leave_nothing_behind(server: VllmServer) -> No
     pids = [header.pid for header in headers if header is not None]
     assert len(pids) == 3
     assert max(await growth(server.url, server.model, pids)) < GROWTH
+
+
+WRONG = {
+    "no JSON": (b"{", "/chat/completions"),
+    "another model": (b'{"model": "another", "messages": [{"role": "user", "content": "Hi"}]}', "/chat/completions"),
+    "too many tokens": (b'{"model": "M", "prompt": "Hi", "max_tokens": 100000}', "/completions"),
+    "no messages": (b'{"model": "M"}', "/chat/completions"),
+}  # fmt: skip
+
+
+async def test_an_error_is_a_failure_with_its_status_and_no_sample_of_a_latency(server: VllmServer) -> None:
+    with server.view() as viewer:
+        viewer.settle()
+        before = viewer.state.snapshot(window_s=math.inf)  # what a viewer that comes late is told of earlier requests
+        statuses = [await asyncio.to_thread(post, server, path, body) for body, path in WRONG.values()]
+        watch = await ask(client_of(server), server.model, "Say hello.", 3, **USAGE)
+        viewer.settle()
+    assert all(400 <= status < 500 for status in statuses), statuses
+    snapshot = viewer.state.snapshot(window_s=math.inf)
+    *wrong, right = snapshot.requests[before.total :]
+    assert [(seen.status_code, seen.finish_reason) for seen in wrong] == [(code, "rejected") for code in statuses]
+    assert right.id == view(viewer, watch.rid).id
+    assert all(seen.ttft_ms is None for seen in wrong)
+    assert snapshot.finished - before.finished == len(statuses) + 1
+    assert snapshot.failed - before.failed == len(statuses)
+    for name in ("ttft", "e2e"):
+        assert snapshot.timers[name].count - before.timers[name].count == 1
