@@ -24,10 +24,11 @@ import msgspec
 from engine_hooks import faults
 from engine_hooks.clients import Stopwatch
 from engine_hooks.faults import Fault
-from engine_hooks.model import EXTRA, NAME
+from engine_hooks.model import NAME
 from engine_hooks.own_python import own_python
 from engine_hooks.traffic import Traffic
 from tracer.clock import NS_PER_MS, now
+from tracer.extras import install_command
 
 HEALTH_PERIOD_S: Final = 0.2
 """Seconds between two looks at a server that is starting."""
@@ -91,7 +92,7 @@ def launch_transformers(model: str, port: int) -> Launch:
     """
     program = program_beside_python("transformers")
     if program is None:
-        raise DemoError(f"transformers is not installed here: pip install '{EXTRA}'")
+        raise DemoError(f"transformers is not installed here: {install_command('transformers')}")
     command = (
         program, "serve", model, "--continuous-batching",
         "--cb-block-size", "16", "--cb-num-blocks", "160", "--cb-max-batch-tokens", "256",
@@ -193,7 +194,7 @@ class Demo:
         launcher = LAUNCHERS[self.engine]
         launcher("", 0)  # says at once when the engine is missing, before 93 MB are fetched for it
         if find_spec("openai") is None:
-            raise DemoError(f"openai, the demo's client, is not installed here: pip install '{EXTRA}'")
+            raise DemoError(f"openai, the demo's client, is not installed here: {install_command('transformers')}")
         if self.model is not None:
             self.model = checked_model(self.model)
         if self.stopwatch is not None:

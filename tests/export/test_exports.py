@@ -14,6 +14,7 @@ from tests.export.exported import RECORDING, made, snapshot_of
 from tracer import cli
 from tracer.export.output import ExportError, Output
 from tracer.exports import FORMATS, export_state
+from tracer.extras import install_command
 from tracer.replay import load
 
 Capture = pytest.CaptureFixture[str]
@@ -119,7 +120,7 @@ def test_a_missing_package_is_named_with_the_way_to_get_it(
     monkeypatch.setitem(sys.modules, module, None)
     more = ("--endpoint", "http://127.0.0.1:1") if kind == "otlp" else ()
     line = refused(capsys, "export", RECORDING, "--to", kind, *more)
-    assert "pip install 'tracer-llm[export]'" in line
+    assert install_command("export") in line
     assert not list(tmp_path.iterdir())
 
 

@@ -53,7 +53,7 @@ def exposed() -> Exposed:
 
 def test_it_is_a_dashboard() -> None:
     document = json.loads(DASHBOARD.read_text())
-    assert document["title"] and document["uid"] == "tracer-llm"
+    assert document["title"] and document["uid"] == "llm-request-tracer"
     ids = [panel["id"] for panel in document["panels"]]
     assert len(set(ids)) == len(ids) and len(TARGETS) > 20
     for panel in document["panels"]:

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from tracer.extras import install_command
+
 if TYPE_CHECKING:
     from aiohttp.web import Application, Request, StreamResponse
 
@@ -33,7 +35,7 @@ def serve(command: str, host: str, port: int, title: str, secret: str) -> None:
         from aiohttp import web as http
         from textual_serve.server import Server
     except ImportError as error:
-        raise WebError(f"the web page needs textual-serve: pip install 'tracer-llm[web]' ({error.name})") from None
+        raise WebError(f"the web page needs textual-serve: {install_command('web')} ({error.name})") from None
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:  # what else is in the way is said before anything starts
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
