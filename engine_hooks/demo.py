@@ -29,6 +29,7 @@ from engine_hooks.own_python import own_python
 from engine_hooks.traffic import Traffic
 from tracer.clock import NS_PER_MS, now
 from tracer.extras import install_command
+from tracer.regular_file import no_pipe
 
 HEALTH_PERIOD_S: Final = 0.2
 """Seconds between two looks at a server that is starting."""
@@ -199,6 +200,7 @@ class Demo:
             self.model = checked_model(self.model)
         if self.stopwatch is not None:
             try:
+                no_pipe(self.stopwatch)
                 self.stopwatch.write_bytes(b"")
             except OSError as error:
                 raise DemoError(f"cannot write {self.stopwatch}: {error.strerror}") from error

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tracer import regular_file
 from tracer.clock import NS_PER_MS, NS_PER_S
 from tracer.export.metrics import GAUGE, Family
 from tracer.state.trace_state import TraceState
@@ -133,8 +134,7 @@ class Alerts:
     def load(cls, path: Path, findings: Findings | None = None) -> Alerts:
         """The alerts of a file. `findings` is what a rule ``finding`` asks. Raises AlertsError."""
         try:
-            with path.open("rb") as file:
-                data = file.read(MOST_BYTES + 1)
+            data = regular_file.read(path, MOST_BYTES + 1)
         except OSError as error:
             raise AlertsError(f"cannot read {path}: {error.strerror}") from error
         if len(data) > MOST_BYTES:

@@ -15,6 +15,7 @@ import msgspec
 from tracer.block_maker import BlockMaker, Made
 from tracer.blocks import HEADER_SIZE, INDEX, MARK, MAX_RAW, Index, Mark, TraceFileError, preamble, tail
 from tracer.events import Header
+from tracer.regular_file import no_pipe
 
 MARK_LENGTH: Final = 1_000
 """Characters of a mark's text."""
@@ -138,6 +139,7 @@ def _create(path: Path, overwrite: bool) -> tuple[int, tuple[int, int]]:
     """An empty file that is ours alone, and what tells it from others. Raises TraceFileError."""
     file = -1
     try:
+        no_pipe(path)
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if overwrite else os.O_EXCL), 0o600)
         if stat.S_ISREG(os.fstat(file).st_mode):
             lock(file)

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from tracer import regular_file
 from tracer.block_file import MARK_LENGTH, why
 from tracer.blocks import Mark
 from tracer.text import clean
@@ -45,8 +46,7 @@ def read(trace: Path) -> list[Mark]:
     """The bookmarks of a trace file; none when it has none. Raises BookmarkError for a file that is no such thing."""
     path = place_of(trace)
     try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
+        content = regular_file.read(path, _MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise BookmarkError(f"{path.name} is too large for bookmarks: they are left alone")
         found = msgspec.json.decode(content, type=_Document).marks

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from tracer.regular_file import open_to_read
+
 LINES_KEPT: Final = 2_000
 """Lines in memory. All of them are in the file."""
 
@@ -80,7 +82,7 @@ class EngineLog:
             return
         with contextlib.suppress(OSError):
             if self._file is None:
-                self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                self._file = open_to_read(self.path)
             while data := os.read(self._file, _CHUNK):
                 *whole, rest = (self._partial + data).split(b"\n")
                 self._partial = rest if len(rest) <= 4 * LONGEST_LINE else rest[: 4 * LONGEST_LINE]

@@ -180,13 +180,13 @@ def _name(target: str) -> str:
 
 def import_(options: argparse.Namespace) -> int:
     """Make a trace of other tools' spans: of vLLM, of SGLang, or of a Chrome trace made here."""
+    from tracer import regular_file
     from tracer.block_file import why
     from tracer.export.output import ExportError
     from tracer.import_spans import MAX_BYTES, SpanError
 
     try:
-        with Path(options.file).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = regular_file.read(options.file, MAX_BYTES + 1)
     except OSError as error:
         raise ExportError(f"cannot read {options.file}: {why(error)}") from None
     try:

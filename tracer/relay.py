@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import socket
-import sys
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -127,10 +127,22 @@ class Relay:
 def carry(wanted: str | None) -> int:
     """Carry the processes called `wanted`, or all, until stdin ends: the exit code. Raises TargetError, LinkError."""
     target = choose(find_targets(), wanted) if wanted else None
-    if sys.stdout.isatty():
-        raise LinkError("this is the far end of `tracer attach ssh://HOST`: it speaks to a program, not to a terminal")
+    if not (_carries(0) and _carries(1)):
+        raise LinkError(
+            "this is the far end of `tracer attach ssh://HOST`: it speaks to a program over its stdin and stdout, "
+            "which must be pipes"
+        )
     asyncio.run(_relay(target))
     return 0
+
+
+def _carries(descriptor: int) -> bool:
+    """Whether a program can be at the other end: a terminal, a file or a device says nothing, and never ends so."""
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:  # closed
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
 
 
 async def _relay(target: Target | None) -> None:

@@ -23,6 +23,7 @@ from tracer.bus import Bus
 from tracer.child import Child, ChildError
 from tracer.engine_log import EngineLog, new_log
 from tracer.intake import Delivery
+from tracer.regular_file import no_pipe
 from tracer.sockets import default_directory, private_directory, search_directories
 from tracer.sources import DirectorySource
 
@@ -129,7 +130,9 @@ class Run:
         self.job = job
         self.say = say
         self.name = f"{_plain(job.title)}-{os.getpid()}"
+        self._own_log = log is None
         if log is not None:
+            no_pipe(log)
             log.touch()
         self.log = EngineLog(log or new_log(self.name), on_line)
         base = private_directory(default_directory(), create=True)
@@ -253,12 +256,12 @@ class Run:
         return self.log.lines[-TAIL:]
 
     def close(self) -> None:
-        """Remove the socket folder. The log stays, unless nothing is in it."""
+        """Remove the socket folder, and the log that this made if nothing is in it. One that the user named stays."""
         self.log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         log = Path(self.log.path)
         with contextlib.suppress(OSError):
-            if log.stat().st_size == 0:
+            if self._own_log and log.stat().st_size == 0:
                 log.unlink()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import stat
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,8 +27,13 @@ PROBLEMS = 3
 
 
 def is_trace(target: str) -> bool:
-    """Whether a target names a file, not a process: a path that is a regular file, or one that looks like it."""
-    return Path(target).is_file() or target.endswith(".trace")
+    """Whether a target names a file, not a process: what is there and is no folder, or what is called like a trace."""
+    if target.endswith(".trace"):
+        return True
+    try:
+        return not stat.S_ISDIR(Path(target).stat().st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 def state_of(target: str) -> TraceState:

@@ -47,6 +47,7 @@ from tracer.blocks import (
 from tracer.events import SCHEMA_VERSION, Event, Gap, Header
 from tracer.frames import Batch, FrameError, Hello, SequenceCheck, decode
 from tracer.intake import MAX_GAP, Delivery
+from tracer.regular_file import open_to_read
 
 _WINDOW: Final = 1024 * 1024
 """Bytes looked through at a time for the next block behind damage."""
@@ -82,7 +83,7 @@ class TraceFile:
         self._bad: set[int] = set()
         self._checked: set[int] = set()
         try:
-            self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            self._file = open_to_read(self.path)
         except OSError as error:
             raise TraceFileError(f"cannot read {self.path}: {why(error)}") from None
         try:

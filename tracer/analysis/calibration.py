@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 from platformdirs import user_cache_path
 
+from tracer import regular_file
 from tracer.analysis.devices import Device, cpu_device, cpu_name, device_told
 from tracer.analysis.fit import Fit
 from tracer.analysis.observed import engine_facts
@@ -119,8 +120,7 @@ def calibration_path() -> Path:
 def load(path: Path | None = None) -> Calibration:
     """What is kept; an empty one when there is nothing that can be read."""
     with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        with (path or calibration_path()).open("rb") as file:
-            data = file.read(ROOM + 1)
+        data = regular_file.read(path or calibration_path(), ROOM + 1)
         if len(data) <= ROOM:
             found = msgspec.json.decode(data, type=Calibration)
             if found.schema == SCHEMA:

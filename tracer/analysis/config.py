@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from tracer import regular_file
 from tracer.analysis.errors import AnalysisError
 from tracer.analysis.models import BITS, AttentionLayers, ModelShape, dtype_name
 
@@ -24,8 +25,7 @@ _TIED_BY_DEFAULT: Final = frozenset({"gpt2", "opt", "bloom", "falcon", "gpt_bigc
 def read_config(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises AnalysisError."""
     try:
-        with path.open("rb") as file:
-            data = file.read(CONFIG_ROOM + 1)
+        data = regular_file.read(path, CONFIG_ROOM + 1)
     except OSError as error:
         raise AnalysisError(f"cannot read {path}: {error.strerror}") from error
     if len(data) > CONFIG_ROOM:

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from tracer import regular_file
 from tracer.analysis.diagnosis.case import ClientTimes
 from tracer.analysis.errors import AnalysisError
 from tracer.clock import NS_PER_MS
@@ -34,14 +35,14 @@ def read_clients(path: Path) -> dict[str, ClientTimes]:
     Raises AnalysisError with one line.
     """
     try:
-        if path.stat().st_size > ROOM:
-            raise AnalysisError(f"{path} is too large for a file of client times")
-        lines = path.read_bytes().splitlines()
+        data = regular_file.read(path, ROOM + 1)
     except OSError as error:
         raise AnalysisError(f"cannot read {path}: {error.strerror}") from error
+    if len(data) > ROOM:
+        raise AnalysisError(f"{path} is too large for a file of client times")
     decoder = msgspec.json.Decoder(_Line)
     found: dict[str, ClientTimes] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(data.splitlines(), 1):
         if not line.strip():
             continue
         try:
