@@ -20,12 +20,12 @@ WIDTH, HEIGHT = 120, 36
 class Terminal:
     """Runs a command on a pseudo-terminal; `screen` holds what it shows."""
 
-    def __init__(self, command: Sequence[str], env: dict[str, str]) -> None:
-        self.screen = pyte.Screen(WIDTH, HEIGHT)
+    def __init__(self, command: Sequence[str], env: dict[str, str], size: tuple[int, int] = (WIDTH, HEIGHT)) -> None:
+        self.screen = pyte.Screen(*size)
         self.raw = bytearray()
         self._stream = pyte.ByteStream(self.screen)
         self.master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
+        self.resize(*size)
         self.before = termios.tcgetattr(slave)
         self.slave = slave
         self.process = subprocess.Popen(
@@ -50,6 +50,11 @@ class Terminal:
         """Type something."""
         os.write(self.master, keys.encode())
 
+    def resize(self, width: int, height: int) -> None:
+        """Another size, of which the command is told."""
+        self.screen.resize(height, width)
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+
     @property
     def text(self) -> str:
         """The rows as they are seen."""
@@ -60,7 +65,7 @@ class Terminal:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}; the screen:\n{self.text}"
-            self.read()
+            self.read(0.02)
 
     def wait_for_text(self, text: str, seconds: float = 60) -> None:
         """Read until the screen shows `text`."""

@@ -1,7 +1,8 @@
 """When an app under test has nothing left to do, told by its event loop.
 
 Textual's pilot looks at the processor's clock for it: that takes at least 20 ms a key, and on a busy machine, or beside
-a thread that works, up to a second, after which it goes on whether the app has come to rest or not.
+a thread that works, up to a second, after which it goes on whether the app has come to rest or not. With each pause it
+also paints the screen in front, even one that never would by itself.
 """
 
 from __future__ import annotations
@@ -53,13 +54,23 @@ def _painted() -> bool:
     if done:
         running._check_resize()
     for screen in running._screen_stack:
-        if screen.is_running and not running._batch_count and screen._update_timer._active.is_set():
+        if not screen.is_running or running._batch_count:
+            continue
+        turns = screen._update_timer
+        if turns._task is not None and turns._active.is_set():  # without a task they have ended, with the screen
             screen._on_timer_update()
             done = True
     return done
+
+
+async def pause(_pilot: pilot.Pilot[Any], delay: float | None = None) -> None:
+    """Wait for so many seconds, and for rest."""
+    await asyncio.sleep(delay or 0)
+    await at_rest()
 
 
 def install() -> None:
     """Let pilots wait for this."""
     for module in (app, pilot):
         module.wait_for_idle = at_rest  # type: ignore[attr-defined]
+    pilot.Pilot.pause = pause  # type: ignore[method-assign]

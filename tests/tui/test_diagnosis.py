@@ -24,6 +24,7 @@ from tracer.tui.app import TracerApp
 from tracer.tui.replay import ReplayApp
 from tracer.tui.screens.diagnosis import DiagnosisScreen
 from tracer.tui.screens.live import LiveScreen
+from tracer.tui.screens.numbers import NumbersScreen
 from tracer.tui.screens.request import RequestScreen
 from tracer.tui.theme import ASCII, DARK, MONO, UNICODE, Look
 from tracer.tui.watch import FileWatch, LiveWatch
@@ -296,6 +297,23 @@ async def test_a_recording_is_diagnosed_when_somebody_looks_and_enter_goes_to_th
                 break
         assert app.player.now() == finding.start
         assert isinstance(app.screen, RequestScreen)
+
+
+async def test_a_finding_opens_nothing_over_a_screen_to_which_the_user_went_meanwhile(record: Told) -> None:
+    app = live_app(LabFeed(record, 50))
+    arrived = asyncio.Event()
+
+    async def long_way(t: int) -> bool:
+        return await arrived.wait()
+
+    app.seek_to = long_way  # type: ignore[method-assign]
+    async with app.run_test(size=(120, 40)) as pilot:
+        await look(app)
+        await opened(pilot, app)
+        await pilot.press("enter", "3")
+        arrived.set()
+        await settle(pilot)
+        assert isinstance(app.screen, NumbersScreen)
 
 
 async def test_a_finding_is_told_when_the_playhead_gets_to_it(trace: Path) -> None:

@@ -156,7 +156,8 @@ class TracerApp(App[int]):
             self.register_theme(textual_theme(known))
         self.theme = look.palette.name
         self.live = LiveScreen(self.look, title)
-        self._tabs: dict[int, FrameScreen] = {1: self.live}
+        self._tabs: dict[int, FrameScreen] = {}
+        self.keep(1, self.live)
         self._seen: object = None
         self._idle = 0
         self._elsewhere: deque[events.Key] = deque(maxlen=TYPED_AHEAD)
@@ -355,6 +356,12 @@ class TracerApp(App[int]):
 
         self.push_screen(RequestScreen(self.look, view.id))
 
+    def keep(self, number: int, screen: FrameScreen) -> None:
+        """Let a number lead to a screen, which stays as it is left. Textual unmounts for good a screen that is popped
+        and not installed: pushed again, it would never paint."""
+        self._tabs[number] = screen
+        self.install_screen(screen, screen.NAME)
+
     def action_tab(self, number: int) -> None:
         """The screen of a number, with nothing over it. The Live screen lies under all others; 2 is the request that
         its list has chosen, or the newest."""
@@ -365,11 +372,9 @@ class TracerApp(App[int]):
         tab = next((tab for tab in self.TABS if tab.number == number), None)
         if tab is None:
             return
-        wanted = self._tabs.get(number)
-        if wanted is None:
-            wanted = self._tabs[number] = tab.kind()(self.look)
-        if self.screen is wanted:
-            return
+        if number not in self._tabs:
+            self.keep(number, tab.kind()(self.look))
+        wanted = self._tabs[number]
         while len(self.screen_stack) > 1 and self.screen is not self.live and self.screen is not wanted:
             self.pop_screen()
         if self.screen is not wanted:
@@ -403,10 +408,8 @@ class TracerApp(App[int]):
 
     def _redraw(self) -> None:
         self._seen = None
-        if isinstance(self.screen, LiveScreen):
+        if isinstance(self.screen, FrameScreen):
             self.screen.redraw()
-        elif isinstance(self.screen, FrameScreen):
-            self.screen.draw()
 
     def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
         """Save what is seen as an SVG and say where."""
@@ -421,7 +424,7 @@ class TracerApp(App[int]):
         """Take on one of the palettes."""
         self.look = Look(PALETTES[name], self.look.glyphs)
         self.theme = name
-        for screen in self.screen_stack:
+        for screen in {*self._tabs.values(), *self.screen_stack}:
             if isinstance(screen, FrameScreen):
                 screen.restyle(self.look)
 

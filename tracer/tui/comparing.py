@@ -39,7 +39,7 @@ class CompareApp(TracerApp):
         super().__init__(StillFeed(state), title=traces[-1].context.name, mode="compare", look=look)
         screen = CompareScreen(self.look)
         screen.give(traces, percentile, match)
-        self._tabs[TAB] = screen
+        self.keep(TAB, screen)
 
     def on_mount(self) -> None:
         """Show the comparison over the Live screen."""

@@ -104,6 +104,10 @@ class FrameScreen(Screen[None]):
         """Fill the widgets from the present snapshot. Called once a frame, and after a key that changes something."""
         raise NotImplementedError
 
+    def redraw(self) -> None:
+        """Draw everything now, with what `draw` does only every few frames."""
+        self.draw()
+
     def place(self) -> None:
         """Place the widgets again, because something other than the size has changed."""
         self._clear_arrangement_cache()  # it only knows of sizes and children
@@ -112,7 +116,7 @@ class FrameScreen(Screen[None]):
 
     def on_screen_resume(self) -> None:
         """Be up to date as soon as it is in front."""
-        self.draw()
+        self.redraw()
 
     def on_resize(self, event: events.Resize) -> None:
         """Fill the new size."""
@@ -123,7 +127,7 @@ class FrameScreen(Screen[None]):
         self.look = look
         for canvas in self.query(Canvas):
             canvas.restyle(look)
-        self.draw()
+        self.redraw()
 
     def action_maximise(self) -> None:
         """Give the focused panel all the room, or put it back."""

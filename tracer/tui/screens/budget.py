@@ -182,11 +182,6 @@ class BudgetScreen(FrameScreen):
         self._drawn = None
         self.draw()
 
-    def restyle(self, look: Look) -> None:
-        """Take on another look."""
-        self._drawn = None
-        super().restyle(look)
-
     def keys(self) -> Sequence[Key]:
         """Keys of the last line."""
         arrows = "←→" if self.look.glyphs is not ASCII else "</>"

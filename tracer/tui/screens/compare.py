@@ -150,7 +150,7 @@ class CompareScreen(FrameScreen):
             self.comparison, self._answered = found, question
         finally:
             self.working = False
-        if self.is_mounted and self.tracer.screen is self:
+        if self.is_mounted:
             self.place()
 
     # --- layout -------------------------------------------------------------------------------------------------------
@@ -225,10 +225,6 @@ class CompareScreen(FrameScreen):
             keys.append(Key("a", "window only", "all", self.windowed))
         keys.append(Key("q", "quit", "app.quit"))
         return keys
-
-    def redraw(self) -> None:
-        """Draw now."""
-        self.draw()
 
     # --- what the user does -------------------------------------------------------------------------------------------
 

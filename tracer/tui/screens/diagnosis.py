@@ -230,6 +230,8 @@ class DiagnosisScreen(CardScreen):
     async def _go(self, finding: Finding, names: Sequence[str]) -> None:
         app = self.tracer
         moved = await app.seek_to(finding.start)
+        if app.screen is not self:  # the user went elsewhere meanwhile
+            return
         view = next((view for name in names if (view := self._view(name)) is not None), None)
         if view is not None:
             app.open_request(view)

@@ -68,7 +68,7 @@ class HelpPanel(Panel):
                 index = at * lines + row
                 if index < len(self.keys):
                     key, what = self.keys[index]
-                    line.fill_to(at * cells, look.text).put(f"  {key}".ljust(13), look.accent).put(what, look.text)
+                    line.fill_to(at * cells, look.text).put(f"  {key} ".ljust(13), look.accent).put(what, look.text)
             rows.append(line.end(look.text))
         rows += [blank(width, look.text), self._heading(width, "The twelve stages of a request")]
         for info in STAGES:

@@ -199,15 +199,6 @@ class NumbersScreen(FrameScreen):
         self.frame = 0
         self.draw()
 
-    def restyle(self, look: Look) -> None:
-        """Take on another look."""
-        self.frame = 0
-        super().restyle(look)
-
-    def on_screen_resume(self) -> None:
-        """Be up to date as soon as it is in front."""
-        self.redraw()
-
     def keys(self) -> Sequence[Key]:
         """Keys of the last line."""
         app = self.tracer
