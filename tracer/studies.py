@@ -27,13 +27,15 @@ PROBLEMS = 3
 
 
 def is_trace(target: str) -> bool:
-    """Whether a target names a file, not a process: what is there and is no folder, or what is called like a trace."""
+    """Whether a target names a file, not a process (by its socket, perhaps): what is there and is neither folder nor
+    socket, or what is called like a trace."""
     if target.endswith(".trace"):
         return True
     try:
-        return not stat.S_ISDIR(Path(target).stat().st_mode)
+        mode = Path(target).stat().st_mode
     except (OSError, ValueError):
         return False
+    return not (stat.S_ISDIR(mode) or stat.S_ISSOCK(mode))
 
 
 def state_of(target: str) -> TraceState:
