@@ -37,9 +37,10 @@ LIFE: Final = 10 * 365 * 86_400 * NS_PER_S
 LONGEST_STEP: Final = 1 << 43
 """No step, and no part of one, lasts longer (over two hours)."""
 
-PATIENCE: Final = 2
+PATIENCE: Final = 8
 """Events that leap ahead together and are still not believed, of a source whose heartbeats were heard: it would not
-have been silent. Of another one it is the first alone."""
+have been silent, and a publisher puts the strays of a drain one after the other. Of another source, and of what it told
+before its first heartbeat, it is the first alone."""
 
 MOST_CORES: Final = 1 << 16
 """No process computes on more at once."""

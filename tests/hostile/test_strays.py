@@ -14,7 +14,7 @@ import pytest
 from tests.cli.terminal import Terminal
 from tests.diagnosis.scenario import START
 from tests.hostile import strays
-from tests.hostile.strays import MOST_MB, S, Measured, believed_by_its_writer, commands, plain, run, strewn, write
+from tests.hostile.strays import MOST_MB, Measured, S, believed_by_its_writer, commands, plain, run, strewn, write
 from tests.state.test_stamps import MAKERS, moved
 from tracer.player import Player
 from tracer.replay import load

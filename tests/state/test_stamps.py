@@ -278,7 +278,8 @@ def test_time_may_jump_back() -> None:
 def test_what_a_reader_says_of_its_stream_is_taken_in_whenever_it_says_it_was(stamp: str) -> None:
     trace, told = base()
     clean = state_of(trace, told)
-    state = state_of(trace, [*told, ("engine", Gap(STAMPS[stamp], 7, "odd")), ("engine", SourceGone(STAMPS[stamp], "x"))])
+    said = (Gap(STAMPS[stamp], 7, "odd"), SourceGone(STAMPS[stamp], "x"))
+    state = state_of(trace, [*told, *(("engine", event) for event in said)])
     assert (state.now, state.began, state.set_aside()) == (clean.now, clean.began, 0)
     assert (state.sources["engine"].missing, state.sources["engine"].gone) == (7, "x")
 
