@@ -13,6 +13,7 @@ from tracer.clock import NS_PER_S
 from tracer.events import Event, Gap, Header, Heartbeat, Prompt, Roster, Step
 from tracer.frames import encode_events
 from tracer.intake import Delivery
+from tracer.stamps import Believed
 from tracer.zstd_frames import LEVEL
 
 BATCH_EVENTS: Final = 1_024
@@ -89,6 +90,8 @@ class BlockMaker:
         """Who spoke so far."""
         self.seqs: dict[str, int] = {}
         """Number of the next event of each source."""
+        self._believed: dict[str, Believed] = {}
+        """Of the sources whose clock is not ours."""
         self._pending: list[Delivery] = []
         self._lost: dict[str, int] = {}
 
@@ -204,17 +207,27 @@ class BlockMaker:
         for delivery in written:
             header = self.sources.get(delivery.source)
             same_clock = header is not None and header.boot_id == clock.boot_id() != ""
-            latest = now + AHEAD if same_clock else 1 << 62
             if same_clock and delivery.events:
                 self.due = max(self.due, self._floor)
+            believed = None if same_clock else self._believing(delivery.source, header)
             for event in delivery.events:
-                at = known_at(event)
-                if self.due < at <= latest:
+                if believed is not None:
+                    self.due = max([self.due, *map(known_at, believed.take(event))])
+                elif self.due < (at := known_at(event)) <= now + AHEAD:
                     self.due = at
-                if first < 0:
+                if first < 0 and self.due:
                     first = self.due
         calm = all(delivery.header is None and all(map(is_calm, delivery.events)) for delivery in written)
         return self._made(frames, written, self.due if first < 0 else first, seqs, calm=calm)
+
+    def _believing(self, source: str, header: Header | None) -> Believed:
+        """What tells the instants of a source that can be from those that cannot, where our clock does not."""
+        believed = self._believed.get(source)
+        if believed is None:
+            believed = self._believed[source] = Believed()
+        if header is not None:
+            believed.meet(header)
+        return believed
 
     def _made(
         self, frames: list[bytes], written: list[Delivery], first: int, seqs: dict[str, int], *, calm: bool

@@ -21,6 +21,7 @@ from tracer.clock import NS_PER_MS, NS_PER_S
 from tracer.events import Event, Gap, Header, SourceGone
 from tracer.intake import Delivery
 from tracer.retained import Retained
+from tracer.stamps import LEAP, Believed
 
 WINDOW: Final = 100 * NS_PER_MS
 """ns in which events of different sources are put in order: two drains of a publisher."""
@@ -43,6 +44,7 @@ class Bus:
         self._headers: dict[str, Header] = {}
         self._retained: dict[str, Retained] | None = None
         self._offsets: dict[str, int] = {}
+        self._believed: dict[str, Believed] = {}
         self._speaking: set[str] = set()
         self._subscriptions: list[Subscription] = []
         self._readers: set[asyncio.Task[None]] = set()
@@ -163,7 +165,9 @@ class Bus:
         if header is None or header.boot_id == clock.boot_id() or not delivery.events:
             return self._offsets.get(delivery.source, 0)
         delay = arrival - delivery.events[-1].t
-        offset = self._offsets[delivery.source] = min(delay, self._offsets.get(delivery.source, delay))
+        known = self._offsets.get(delivery.source, delay)
+        # Nothing is under way for an hour: of two that are so far apart one is of a stray stamp, which comes once.
+        offset = self._offsets[delivery.source] = delay if abs(delay - known) > LEAP else min(delay, known)
         return offset
 
     # --- out ------------------------------------------------------------------------------------------------------
@@ -198,9 +202,14 @@ class Bus:
     def _hand_out(self, delivery: Delivery) -> None:
         if self._retained is not None and delivery.events:
             last = delivery.events[-1]
-            self._retained.setdefault(delivery.source, Retained()).observe(delivery.events, last.t)
+            believed = self._believed.setdefault(delivery.source, Believed())
+            if delivery.source in self._headers:
+                believed.meet(self._headers[delivery.source])
+            for event in delivery.events:
+                believed.take(event)
+            self._retained.setdefault(delivery.source, Retained()).observe(delivery.events, believed.now)
             if type(last) is SourceGone:
-                del self._retained[delivery.source]
+                del self._retained[delivery.source], self._believed[delivery.source]
         for subscription in self._subscriptions:
             subscription.put(delivery)
 

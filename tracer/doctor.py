@@ -17,6 +17,7 @@ from tracer.follow import watch_for
 from tracer.run import run_folders
 from tracer.sockets import SocketError, private_directory, search_directories
 from tracer.stages import info
+from tracer.stamps import set_aside_line
 from tracer.state.trace_state import TraceState
 from tracer.state.view import EngineView
 from tracer.targets import LOOK_S, Target, find_targets
@@ -99,6 +100,8 @@ def _target(target: Target, state: TraceState) -> list[str]:
     lines += [f"hook fault: {clean(fault)}" for fault in losses.hook_faults]
     if losses.events:
         lines.append(f"{losses.events:,} events lost")
+    if losses.set_aside:
+        lines.append(set_aside_line(losses.set_aside))
     return lines
 
 

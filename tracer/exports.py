@@ -195,6 +195,8 @@ def import_(options: argparse.Namespace) -> int:
         raise ExportError(f"{options.file}: {error}") from None
     write_trace(imported, options.output, overwrite=options.force)
     ignored = f"; {imported.ignored:,} other spans left out" if imported.ignored else ""
+    if imported.set_aside:
+        ignored += f"; {imported.set_aside:,} set aside: their times contradict the others"
     _say(f"{options.output}: {imported.requests:,} requests{ignored}")
     return 0
 

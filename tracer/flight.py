@@ -193,9 +193,7 @@ class FlightRecorder:
             self.state.unknown += delivery.unknown
             for event in delivery.events:
                 self.state.apply(delivery.source, event)
-        else:  # nobody asks for more than the time
-            self.state.now = max(self.state.now, max([event.t for event in delivery.events], default=0))
-        retained.observe(delivery.events, self.state.now)
+        retained.observe(delivery.events, self._maker.due)
         if delivery.events and type(delivery.events[-1]) is SourceGone:
             del self._known[delivery.source]
 

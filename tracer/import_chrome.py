@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from tracer import events
-from tracer.clock import ClockAnchor
+from tracer.clock import NS_PER_S, ClockAnchor
 from tracer.events import Event, Header, pack_u32
 from tracer.export.chrome_records import OFFSETS, VERSION, FileRecord, RequestRecord, SourceRecord, StepRecord
 from tracer.import_spans import MAX_BYTES, Imported, SpanError
@@ -22,6 +22,8 @@ from tracer.state.step_history import token_instant
 
 _LATEST: Final = 1 << 61
 """No instant of a file lies beyond it (73 years)."""
+_BEYOND: Final = 86_400 * NS_PER_S
+"""Nor further than a day behind what the file says its end is, which is the newest event, not all that it foresees."""
 _LARGEST: Final = 0x7FFF_FFFF
 _LENGTH: Final = 4_096
 """Characters of a name, a reason or another word."""
@@ -76,6 +78,9 @@ def read(data: bytes) -> Imported:
     began = record.began
     if not 0 <= began <= _LATEST or not 0 <= record.now <= _LATEST:
         raise SpanError(f"no Chrome trace of ours: it claims to begin at {began}")
+    latest, found = record.now + _BEYOND, len(requests) + len(steps)
+    requests = [item for item in requests if _last(item) <= latest]
+    steps = [item for item in steps if item.begin <= latest]
     sources = {source.source: source for source in record.sources}
     for name in dict.fromkeys([*(item.source for item in requests), *(item.source for item in steps)]):
         sources.setdefault(name, SourceRecord(name))
@@ -90,7 +95,7 @@ def read(data: bytes) -> Imported:
         raise SpanError(f"no Chrome trace of ours: {error}") from None
     told.sort(key=lambda pair: _when(pair[1]))
     headers = [_header(source, began, record.wall) for source in sources.values()]
-    return Imported(headers, told, len(requests), 0)
+    return Imported(headers, told, len(requests), 0, found - len(requests) - len(steps))
 
 
 def _when(event: Event) -> tuple[int, bool]:
@@ -122,6 +127,12 @@ def _about(source: SourceRecord, began: int, now: int) -> Iterator[Event]:
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
+
+
+def _last(record: RequestRecord) -> int:
+    """The latest instant of a request, as an offset."""
+    instants = [offset for item in record.preemptions for offset in (item.begin, item.resumed)]
+    return max([*record.milestones.values(), *instants], default=0)
 
 
 def _request(record: RequestRecord, began: int) -> Iterator[Event]:

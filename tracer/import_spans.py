@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Any, Final
 
 import msgspec
@@ -25,6 +26,11 @@ MAX_BYTES: Final = 1 << 29
 TOGETHER_NS: Final = NS_PER_MS
 """Passes that end within a millisecond of each other are one step of the engine: it stamps the members of a batch one
 after the other, and no step is that short."""
+
+APART_NS: Final = 365 * 86_400 * NS_PER_S
+"""A span further than a year from most of the file has a stamp that cannot be: no file spans so much."""
+LONGEST_NS: Final = 86_400 * NS_PER_S
+"""Nor does a request, or a part of one, last longer than a day."""
 
 _ROOT_TTFT: Final = "gen_ai.latency.time_to_first_token"
 _LARGEST: Final = (1 << 62) - 1
@@ -88,6 +94,8 @@ class Imported:
     events: list[tuple[str, events.Event]]
     requests: int
     ignored: int
+    set_aside: int = 0
+    """Spans whose times contradict the others."""
 
 
 @dataclass(slots=True)
@@ -117,7 +125,9 @@ def read(data: bytes) -> Imported:
     traces: dict[str, _Trace] = {}
     requests: list[_Span] = []
     ignored = 0
-    for span in _spans(data):
+    spans = list(_spans(data))
+    believed = _believed(spans)
+    for span in believed:
         attributes = _attributes(span)
         if span.name == "llm_request":
             requests.append(span)
@@ -131,16 +141,28 @@ def read(data: bytes) -> Imported:
     ignored += sum(len(trace.parts) for trace in traces.values() if trace.root is None)
     if not whole and not requests:
         raise SpanError("no request spans of SGLang or vLLM in it")
+    began = min(map(_begin, [*(trace.root for trace in whole if trace.root is not None), *requests]))
     headers: list[Header] = []
     told: list[tuple[str, events.Event]] = []
     if whole:
-        headers.append(_header("sglang", "SGLang (spans)"))
+        headers.append(_header("sglang", "SGLang (spans)", began))
         told += [("sglang", event) for event in _sglang(whole)]
-    for lane, spans in enumerate(_lanes(requests), 1):
-        headers.append(_header(f"vllm:{lane}", "vLLM (spans)"))
-        told += [(f"vllm:{lane}", event) for event in _vllm(spans)]
+    for lane, of_lane in enumerate(_lanes(requests), 1):
+        headers.append(_header(f"vllm:{lane}", "vLLM (spans)", began))
+        told += [(f"vllm:{lane}", event) for event in _vllm(of_lane)]
     told.sort(key=lambda pair: pair[1].t)
-    return Imported(headers, told, len(whole) + len(requests), ignored)
+    return Imported(headers, told, len(whole) + len(requests), ignored, len(spans) - len(believed))
+
+
+def _believed(spans: list[_Span]) -> list[_Span]:
+    """Those whose times do not contradict the others'."""
+    if not spans:
+        return []
+    usual = median_low([_begin(span) for span in spans])
+    return [
+        span for span in spans
+        if abs(_begin(span) - usual) <= APART_NS and _end(span) - _begin(span) <= LONGEST_NS
+    ]  # fmt: skip
 
 
 # --- the file --------------------------------------------------------------------------------------------------------
@@ -196,7 +218,7 @@ def _count(value: Any) -> int:
 
 def _seconds(value: Any) -> int:
     """A latency in seconds as ns, -1 when it is none."""
-    return int(value * NS_PER_S) if isinstance(value, int | float) and 0 <= value < 1e9 else -1
+    return int(value * NS_PER_S) if isinstance(value, int | float) and 0 <= value <= LONGEST_NS / NS_PER_S else -1
 
 
 def _begin(span: _Span) -> int:
@@ -207,8 +229,9 @@ def _end(span: _Span) -> int:
     return max(_begin(span), _int(span.endTimeUnixNano, 0))
 
 
-def _header(source: str, title: str) -> Header:
-    return Header(events.SCHEMA_VERSION, source, 0, "engine", title, "", "", ClockAnchor(0, 0))
+def _header(source: str, title: str, began: int) -> Header:
+    """Spans are stamped with the wall clock: `began`, ns since the epoch, is that on both."""
+    return Header(events.SCHEMA_VERSION, source, 0, "engine", title, "", "", ClockAnchor(began, began))
 
 
 # --- SGLang ----------------------------------------------------------------------------------------------------------
@@ -255,6 +278,7 @@ def _sglang_request(key: int, trace: _Trace, passes: list[_Pass]) -> Iterator[ev
         yield events.Scheduled(_end(span), key, _end(span), cached)
     moments = [moment for span in trace.parts for moment in span.events]
     retracted = sorted(_int(moment.timeUnixNano) for moment in moments if moment.name == "retract")
+    retracted = [at for at in retracted if begin <= at <= end]
     forward = named.get("prefill_forward", [])
     first = _end(forward[0]) if forward else -1
     inner = [span for span in named.get("chunked_prefill", ()) if _end(span) <= first]

@@ -42,6 +42,7 @@ def _of_file(target: str, outlets: Outlets) -> int:
     from tracer.clock import NS_PER_S
     from tracer.metrics_server import MetricsError
     from tracer.outlets import LOOK_S
+    from tracer.stamps import LEAP
     from tracer.state.trace_state import TraceState
     from tracer.trace_file import TraceFile
 
@@ -54,7 +55,7 @@ def _of_file(target: str, outlets: Outlets) -> int:
                 state.add_source(delivery.header)
             state.unknown += delivery.unknown
             for event in delivery.events:
-                if outlets.alerts is not None and event.t >= due:
+                if outlets.alerts is not None and event.t >= due and (not due or event.t <= state.now + LEAP):
                     if due:
                         outlets.look(state, state.now)
                     due = event.t + period

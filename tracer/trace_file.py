@@ -13,6 +13,7 @@ import os
 import struct
 from bisect import bisect_right
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -21,7 +22,7 @@ import msgspec
 
 from tracer import event_columns
 from tracer.block_file import index_blocks, lock, why
-from tracer.block_maker import BlockMaker
+from tracer.block_maker import BlockMaker, known_at
 from tracer.blocks import (
     EVENTS,
     HEADER_SIZE,
@@ -48,6 +49,7 @@ from tracer.events import SCHEMA_VERSION, Event, Gap, Header
 from tracer.frames import Batch, FrameError, Hello, SequenceCheck, decode
 from tracer.intake import MAX_GAP, Delivery
 from tracer.regular_file import open_to_read
+from tracer.stamps import LEAP, Believed
 
 _WINDOW: Final = 1024 * 1024
 """Bytes looked through at a time for the next block behind damage."""
@@ -392,6 +394,54 @@ class TraceFile:
             reached = min(max(block.last, first), _END_OF_TIME)
             if (first, reached) != (block.first, block.last):
                 self.blocks[place] = block._replace(first=first, last=reached)
+        self._free_of_strays()
+
+    def _free_of_strays(self) -> None:
+        """Where the times of blocks leap ahead and then stand still, their writer believed a stray stamp: they are
+        dated anew, by what is in them. A leap from which time goes on at once is one in time."""
+        blocks, keyframes = self.blocks, self.keyframes
+        place = reached = 0
+        dating = self._dates()
+        dates: list[tuple[int, int]] = []
+        mended = False
+        while place < len(blocks):
+            first, last = blocks[place].first, blocks[place].last
+            behind = bisect_right(blocks, last, place, key=lambda block: block.last)
+            still = behind - place > 1
+            leaps = last - reached > LEAP if reached else still or first == last or last - first > LEAP
+            if leaps and (still or behind == len(blocks)):
+                dates += islice(dating, behind - len(dates))
+                begin = next((first for first, _ in dates[place:] if first), last)
+                for at in range(place, behind):
+                    known, end = dates[at]
+                    end = max(reached, min(end or begin, last))
+                    begin = max(reached, min(known or begin, blocks[at].first))
+                    blocks[at], reached = blocks[at]._replace(first=begin, last=end), end
+                mended = mended or blocks[behind - 1].last != last
+            place, reached = behind, blocks[behind - 1].last
+        if mended:
+            numbers = [block.number for block in blocks]
+            for place, keyframe in enumerate(keyframes):
+                end = blocks[max(0, bisect_right(numbers, keyframe.number) - 1)].last
+                keyframes[place] = keyframe._replace(first=end, last=end)
+
+    def _dates(self) -> Iterator[tuple[int, int]]:
+        """For each block of events when the first and the last in it were known that can be believed (ns), 0 where
+        there was none so far."""
+        believed: dict[str, Believed] = {}
+        reached = 0
+        for block in tuple(self.blocks):
+            first = 0
+            for delivery, batch in self._parts(block):
+                known = believed.setdefault(delivery.source, Believed())
+                if delivery.header is not None:
+                    known.meet(delivery.header)
+                if batch is not None and batch.snapshot:  # what was true before
+                    continue
+                for event in delivery.events:
+                    reached = max([reached, *map(known_at, known.take(event))])
+                    first = first or reached
+            yield first or reached, reached
 
 
 _END_OF_TIME: Final = 1 << 62

@@ -69,6 +69,7 @@ def test_gauges_rates_and_losses_are_those_of_the_json(told: dict, exposed: Expo
         ("tracer_evicted_blocks_total", gauges["evicted_blocks"]), ("tracer_kv_cache_usage", gauges["kv_usage"]),
         ("tracer_requests_live", told["counts"]["live"]), ("tracer_events_lost_total", losses["events"]),
         ("tracer_events_unknown_total", losses["unknown"]),
+        ("tracer_events_set_aside_total", losses["set_aside"]),
         ("tracer_requests_incomplete", losses["incomplete_requests"]),
     ):  # fmt: skip
         assert exposed.all(name) == ([] if value is None else [value]), name

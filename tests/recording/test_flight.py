@@ -147,6 +147,28 @@ def test_it_is_bounded_in_bytes_too(tmp_path: Path) -> None:
         assert Gap not in [type(event) for event in events_of(trace)]
 
 
+@pytest.mark.parametrize("rules", [True, False])
+@pytest.mark.parametrize("stamp", [0, 1_790_000_000 * S, (1 << 62) - 1, 1_000 * S + 5 * 3_600 * S])
+def test_a_stray_stamp_makes_it_forget_nothing(tmp_path: Path, stamp: int, rules: bool) -> None:
+    """The last minute is the last minute, and those who ended before are told for as long as they were."""
+    files = []
+    for strays in (0, 1):
+        clock = Clock(1_000 * S)
+        flight = FlightRecorder(tmp_path, 1.0, [parse("preemption")] if rules else [], now=clock)
+        engine = Engine1(flight, clock)
+        engine.run(90)
+        for _ in range(strays):
+            engine.say(Heartbeat(stamp), Received(stamp, 99, "odd"))
+        engine.run(30)
+        flight.trigger("asked")
+        flight.close()
+        files.append(flight.files[0])
+    with TraceFile(files[0]) as clean, TraceFile(files[1]) as odd:
+        assert (odd.begin, odd.end) == (clean.begin, clean.end)
+        assert len(events_of(odd)) == len(events_of(clean)) + 2
+    assert load(files[1]).set_aside() == 2
+
+
 def test_what_happens_while_a_file_is_written_makes_it_longer_and_is_marked_too(flown) -> None:
     flight, engine, written = flown
     engine.say(Preempted(engine.clock.t, 1, "recompute", 100, engine.n, 1))

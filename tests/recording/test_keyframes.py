@@ -22,6 +22,7 @@ from tracer.keyframes.records import Keyframe, columns_of, state_version
 from tracer.keyframes.requests import SleepingRequest
 from tracer.keyframes.restore import restore, usable
 from tracer.keyframes.sleeping_steps import StepsLostError
+from tracer.stamps import Stamps
 from tracer.state.books import Books
 from tracer.state.groups import Groups
 from tracer.state.kv import BlockMap
@@ -372,7 +373,7 @@ def test_what_is_no_keyframe_is_refused_in_words(content: str) -> None:
 
 KNOWN = {
     TraceState: {
-        "now", "began", "unknown", "sources", "requests", "timers", "received", "scheduled", "produced",
+        "now", "_near", "began", "unknown", "sources", "requests", "timers", "received", "scheduled", "produced",
         "received_total", "tally", "books", "_keep_steps", "_listing", "_coverage", "_handlers",
     },
     RequestTable: {
@@ -383,6 +384,7 @@ KNOWN = {
     Source: {
         "name", "batch", "header", "engine", "coverage", "status", "reason", "gone", "missing", "faults", "beat",
         "beat_before", "gauges", "preempted", "evicted", "blocks", "last_step_end", "given_back", "_facts",
+        "stamps",
     },
     Batch: {
         "history", "members", "loose", "doubtful", "steady", "last", "expected", "count", "produced", "_keep",
@@ -417,5 +419,6 @@ def test_nothing_of_the_state_is_unknown_to_keyframes() -> None:
              state.books.paces["core"], state.books.tracks["core"]]  # fmt: skip
     for part in parts:
         assert set(vars(part)) == KNOWN[type(part)], type(part)
+    assert set(Stamps.__slots__) == {"held", "set_aside", "beats", "floor", "_begin", "_lowest", "_highest"}
     assert set(Settled.__slots__) == {"count", "last", "times", "batches", "parts", "step", "token", "end"}
     assert all(columns_of(group) for group in ("found", "early", "late", "steps"))

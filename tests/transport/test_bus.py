@@ -109,6 +109,38 @@ async def test_stamps_from_the_future_are_not_waited_for_and_those_from_the_past
     await running
 
 
+async def test_a_stray_stamp_of_another_host_makes_it_forget_nobody_and_the_order_is_found_again() -> None:
+    bus = Bus(window=50 * NS_PER_MS)
+    bus.retain()
+    subscription = bus.subscribe()
+    near, far = Channel("near"), Channel("far", "another boot")
+    bus.add(near)
+    bus.add(far)
+    running = asyncio.create_task(bus.run())
+    away = 1800 * NS_PER_S  # so far ahead is the other clock
+    began = clock.now()
+    far.say(Received(began + away, 7, "lives"), Closed(began + away, 7), sent(2**62 - 1))
+    await asyncio.sleep(0.05)
+    far.say(sent(clock.now() + away, 2))
+    await asyncio.sleep(0.2)
+    # What was told first comes out first, though its stamp is the larger one.
+    far.say(sent(clock.now() + away, 3))
+    await asyncio.sleep(0.01)
+    near.say(sent(clock.now(), 4))
+    keys: list[int] = []
+    while len(keys) < 6:
+        delivery = await asyncio.wait_for(anext(subscription), PATIENCE)
+        keys += [event.key for event in delivery.events]  # type: ignore[attr-defined]
+    assert keys[-2:] == [3, 4]
+    late = bus.subscribe(from_before=True)
+    told: list[Event] = []
+    for _ in range(2):
+        told += (await asyncio.wait_for(anext(late), PATIENCE)).events
+    assert [event.rid for event in told if type(event) is Received] == ["lives"]
+    await bus.aclose()
+    await running
+
+
 async def test_one_source_alone_is_not_held_back() -> None:
     bus = Bus(window=3600 * NS_PER_S)
     subscription = bus.subscribe()

@@ -324,6 +324,18 @@ async def test_a_stalled_engine_shows_a_banner() -> None:
         assert "stalled: admission blocked for" in text_of(app)
 
 
+async def test_events_whose_time_contradicts_the_others_are_counted_on_screen(busy: Timeline) -> None:
+    feed = FixedFeed(busy.events, AT)
+    app = app_on(feed)
+    async with app.run_test(size=(120, 30)) as pilot:
+        await settle(pilot)
+        before = rows_of(app)[0]
+        feed.apply(Received(1_790_000_000 * NS_PER_S, 9_999, "odd"))
+        await settle(pilot)
+        assert "1 event set aside: its time contradicts the others" in text_of(app)
+        assert rows_of(app)[0] == before
+
+
 async def test_losses_and_failed_hooks_are_counted_on_screen(busy: Timeline) -> None:
     feed = FixedFeed(busy.events, AT)
     app = app_on(feed)

@@ -45,6 +45,8 @@ SOURCE: Final = "modelled"
 LONGEST: Final = 20_000
 """Output tokens: each decode step is an event."""
 _START: Final = NS_PER_S
+_BEATS: Final = 10_000
+"""Heartbeats at most: one a second for some hours."""
 _KEY: Final = 1
 _RID: Final = "modelled-1"
 _BYTES_PER_CHUNK: Final = 240
@@ -92,7 +94,7 @@ class _Telling:
         self.events.append(End(stream, _KEY, Stage.STREAM, _BYTES_PER_CHUNK))
         last = self._decode(first)
         self._end(last, stream)
-        for beat in range(_START, self.t, NS_PER_S):
+        for beat in range(_START, self.t, max(NS_PER_S, (self.t - _START) // _BEATS)):
             self.events.append(Heartbeat(beat))
         self.events.sort(key=lambda event: event.t)
 

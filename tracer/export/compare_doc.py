@@ -53,6 +53,7 @@ def _column(context: Context) -> dict[str, Any]:
         "requests": context.requests,
         "window_s": context.window_s,
         "lost_events": context.lost_events,
+        "set_aside": context.set_aside,
     }
 
 

@@ -265,6 +265,7 @@ def _losses(losses: Losses) -> dict[str, Any]:
     return {
         "events": losses.events,
         "unknown": losses.unknown,
+        "set_aside": losses.set_aside,
         "incomplete_requests": losses.incomplete_requests,
         "hook_faults": [clean(line) for line in losses.hook_faults],
         "sources_gone": [clean(line) for line in losses.sources_gone],

@@ -217,6 +217,7 @@ def _counters(state: TraceState, tally: Tally, snapshot: Snapshot) -> Iterable[F
     for name, value, help_ in (
         ("tracer.events.lost", losses.events, "Events that never arrived; figures may be short by them."),
         ("tracer.events.unknown", losses.unknown, "Events that made no sense."),
+        ("tracer.events.set_aside", losses.set_aside, "Events left out because their time contradicts the others."),
         ("tracer.hook.faults", faults, "Failures of hooks inside their own code; the engine went on."),
     ):  # fmt: skip
         family = Family(name, COUNTER, "{fault}" if name.endswith("faults") else "{event}", help_)

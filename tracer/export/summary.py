@@ -8,6 +8,7 @@ from typing import Final
 from tracer.clock import NS_PER_S
 from tracer.export.jsondoc import main_engine
 from tracer.export.whole import Totals, Whole
+from tracer.stamps import set_aside_line
 from tracer.state.view import Quantiles
 from tracer.text import clean
 
@@ -38,6 +39,8 @@ def context(whole: Whole) -> list[str]:
     losses = snapshot.losses
     if losses.events or losses.incomplete_requests:
         parts.append(f"{losses.events:,} events lost, {losses.incomplete_requests:,} requests incomplete")
+    if losses.set_aside:
+        parts.append(set_aside_line(losses.set_aside))
     return [text for part in parts if (text := clean(part).strip())]
 
 

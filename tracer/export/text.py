@@ -14,6 +14,7 @@ from tracer.export.jsondoc import best_coverage, kv_usage, main_engine
 from tracer.export.numbers_text import LABELS, figure_lines, latency_lines
 from tracer.export.page import Page, Run
 from tracer.stages import Stage, info
+from tracer.stamps import set_aside_line
 from tracer.state.view import EngineView, Quantiles, RequestDetail, RequestView, Segment, Snapshot, StageView, Status
 from tracer.text import cell_width, fit
 
@@ -118,6 +119,8 @@ def _context(page: Page, snapshot: Snapshot) -> None:
             f"lost: {losses.events:,} events, {losses.unknown:,} not understood; "
             f"{losses.incomplete_requests:,} requests incomplete"
         )
+    if losses.set_aside:
+        page.line(set_aside_line(losses.set_aside))
     for fault in losses.hook_faults:
         page.line(f"hook fault: {fault}")
     for gone in losses.sources_gone:

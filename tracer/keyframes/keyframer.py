@@ -95,6 +95,8 @@ class Keyframer:
         """Index of the first step that a request's settled tokens refer to."""
         self._prefills: dict[int, tuple[Step, At]] = {}
         """Where the steps are that ran more than one token of a request, by identity."""
+        self._waiting: dict[str, list[tuple[Step, At]]] = {}
+        """By source the steps that wait to be believed, and where they are."""
         self._tables: dict[str, dict[int, list[int]]] = {}
         self._pieces: dict[str, bytes] = {}
         self._rates = [0] * 3
@@ -118,24 +120,40 @@ class Keyframer:
                 state.add_source(delivery.header)
             state.unknown += delivery.unknown
             for event in delivery.events:
-                if type(event) is Step:
+                if type(event) is Step or source in self._waiting:
                     self._step(number, source, event)
                 else:
                     state.apply(source, event)
 
-    def _step(self, number: int, source: str, event: Step) -> None:
+    def _step(self, number: int, source: str, event: Event) -> None:
+        """Take in a step, or whatever comes while steps wait to be believed (`tracer.stamps`): it may release them."""
         steps = self._steps.get(source)
         if steps is None:
             steps = self._steps[source] = ToldSteps()
+        coming = self._waiting.pop(source, [])
+        if type(event) is Step:
+            coming.append((event, At(number, steps.seen)))
+            steps.seen += 1
         before = self._last_index(source)
         self.state.apply(source, event)
         index = self._last_index(source)
-        if index != before:
-            steps.places.append((number, steps.seen))
-            steps.original[index] = event
-            if event.odd:
-                self._prefills[id(event)] = (event, At(number, steps.seen))
-        steps.seen += 1
+        known = self.state.sources.get(source)
+        held = [] if known is None else known.stamps.held
+        if held:
+            waiting = [(step, at) for step, at in coming if any(step is each for each in held)]
+            if waiting:
+                self._waiting[source] = waiting
+        if known is None or index == before:
+            return
+        places = {(step.n, step.t): (step, at) for step, at in reversed(coming)}
+        history = known.batch.history
+        for new in range(before + 1, index + 1):
+            taken = history.step(new)  # amended already, perhaps
+            step, at = places[taken.n, taken.t]
+            steps.places.append(at)
+            steps.original[new] = step
+            if step.odd:
+                self._prefills[id(step)] = (step, at)
 
     def _last_index(self, source: str) -> int:
         known = self.state.sources.get(source)
@@ -329,6 +347,8 @@ class Keyframer:
             given_back=source.given_back,
             blocks=blocks_record(source.blocks),
             batch=self._batch(source.batch),
+            set_aside=source.stamps.set_aside,
+            held=source.stamps.held,  # type: ignore[arg-type]
         )
 
     def _batch(self, batch: Batch) -> BatchRecord:

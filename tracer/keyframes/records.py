@@ -26,14 +26,14 @@ import numpy as np
 
 import tracer
 from tracer.blocks import MAX_RAW
-from tracer.events import Coverage, Engine, Header, Heartbeat, HookFault, Step
+from tracer.events import AnyEvent, Coverage, Engine, Header, Heartbeat, HookFault, Step
 from tracer.keyframes.planes import pack_column, pack_columns, unpack_column, unpack_columns
 from tracer.state import requests, steps
 from tracer.state.decode import DECODE_PARTS
 from tracer.state.requests import Pass, Request
 from tracer.zstd_frames import DENSE, PackingError, pack, unpack
 
-LAYOUT: Final = 4
+LAYOUT: Final = 5
 """Raised when the meaning of a record changes without its fields."""
 
 CACHES: Final = frozenset({"version", "cached_view", "cached_version", "front", "search", "search_version"})
@@ -144,7 +144,7 @@ class BatchRecord(msgspec.Struct, array_like=True):
 
 
 class SourceRecord(msgspec.Struct, array_like=True):
-    """`Source`. `gauges` only where they are not those of the last step."""
+    """`Source`. `gauges` only where they are not those of the last step; `set_aside` and `held` are of its `Stamps`."""
 
     name: str
     header: Header | None
@@ -164,6 +164,8 @@ class SourceRecord(msgspec.Struct, array_like=True):
     given_back: list[tuple[int, int, int]]
     blocks: BlocksRecord
     batch: BatchRecord
+    set_aside: int
+    held: list[AnyEvent]
 
 
 class TallyRecord(msgspec.Struct, array_like=True):
@@ -465,7 +467,7 @@ def state_version() -> str:
         for field in msgspec.structs.fields(record):
             digest.update(f"{field.name}:{field.type}".encode())
     here = Path(__file__).parent.parent
-    for source in [here / "events.py", *sorted((here / "state").glob("*.py"))]:
+    for source in [here / "events.py", here / "stamps.py", *sorted((here / "state").glob("*.py"))]:
         try:
             digest.update(source.read_bytes())
         except OSError:  # an installation without sources: the version has to do

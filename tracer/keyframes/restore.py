@@ -38,6 +38,7 @@ from tracer.keyframes.records import (
 from tracer.keyframes.requests import Columns, Maker
 from tracer.keyframes.rows import shown_bytes
 from tracer.keyframes.sleeping_steps import SleepingSteps, StepFinder, StepsLostError, StepsOf
+from tracer.stamps import LEAP
 from tracer.state.kv import BLOCKS_SHOWN, SLOTS, BlockMap
 from tracer.state.requests import Request
 from tracer.state.source import Source
@@ -127,7 +128,7 @@ class _Restoration:
     def state(self) -> tuple[TraceState, dict[str, int]]:
         """The state, and the number of the next event of each source."""
         state, last = self._state, self._present
-        state.now, state.began = last.now, last.began
+        state.now, state._near, state.began = last.now, last.now + LEAP if last.now else -1, last.began
         state.unknown, state.received_total = last.unknown, last.received_total
         sources = [(self._source(record), record) for record in last.sources]
         self._request_table()
@@ -203,6 +204,10 @@ class _Restoration:
         check(record.name not in self._state.sources, "a source is told twice")
         source = self._state._source(record.name)
         source.header = record.header
+        if record.header is not None:
+            source.stamps.meet(record.header)
+        check(record.set_aside >= 0, "less than no events set aside")
+        source.stamps.resume(record.held, record.set_aside, beats=record.beat is not None)
         if record.engine is not None:
             source.describe(record.engine)
         for coverage in record.coverage:

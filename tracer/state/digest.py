@@ -35,6 +35,7 @@ def of(state: TraceState) -> str:
         batch, history = source.batch, source.batch.history
         add(name, source.header, source.engine, source.status, source.reason, source.gone, source.missing)
         add(sorted(source.coverage.items()), sorted(source.faults.items()), source.beat, source.beat_before)
+        add(source.stamps.set_aside, source.stamps.held)
         add(source.preempted, source.evicted, source.blocks.bytes(None), source.blocks.cached_since())
         add(source.given_back)
         add(batch.count, batch.produced, batch.expected)

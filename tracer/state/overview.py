@@ -45,7 +45,7 @@ def snapshot(
         live=live,
         finished=table.finished_total,
         failed=state.tally.failed(),
-        losses=_losses(state),
+        losses=_losses(state, now),
         coverage=tuple(sorted(rows, key=lambda row: (row.stage, row.source))),
         steps=StepWindow([source for source in state.sources.values() if source.batch.count]),
         kv_blocks=traced.blocks.bytes(pool) if traced is not None else b"",
@@ -104,12 +104,13 @@ def _switch(state: TraceState, name: str) -> bool | None:
     return None
 
 
-def _losses(state: TraceState) -> Losses:
+def _losses(state: TraceState, now: int) -> Losses:
     table = state.requests
     sources = state.sources.values()
     return Losses(
         events=sum(source.missing for source in sources),
         unknown=state.unknown,
+        set_aside=state.set_aside(now),
         incomplete_requests=table.over_incomplete
         + table.dropped_incomplete
         + sum(1 for request in table.live.values() if request.incomplete),

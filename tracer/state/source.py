@@ -7,6 +7,7 @@ import msgspec
 from tracer.clock import NS_PER_S
 from tracer.events import Coverage, Engine, EngineStatus, Header, Heartbeat, HookFault, Released, Step
 from tracer.stages import Stage
+from tracer.stamps import Stamps
 from tracer.state import admission
 from tracer.state.admission import Room
 from tracer.state.kv import BlockMap
@@ -43,6 +44,7 @@ class Source:
         self.coverage: dict[int, Coverage] = {}
         self.status = ""
         self.reason = ""
+        self.stamps = Stamps()
         self.gone: str | None = None
         """Why the source ended; None while it is there."""
         self.missing = 0
@@ -81,6 +83,7 @@ class Source:
 
     def heartbeat(self, event: Heartbeat) -> None:
         """Once a second."""
+        self.stamps.beats = True
         if self.beat is None or event.t > self.beat.t:
             self.beat_before, self.beat = self.beat, event
 

@@ -42,6 +42,7 @@ from tracer.events import (
     unpack_u32,
 )
 from tracer.stages import Stage
+from tracer.stamps import LEAP, SOUND
 from tracer.state import digest, milestones, overview
 from tracer.state.books import Books
 from tracer.state.kv import block_runs
@@ -56,10 +57,6 @@ from tracer.state.tally import ITL, Tally
 from tracer.state.timers import Timers
 from tracer.state.view import RequestDetail, Snapshot
 
-_END_OF_TIME: Final = 1 << 62
-"""An event beyond it (146 years of uptime) is no event of ours."""
-_LONGEST_STEP_NS: Final = 1 << 43
-"""Nor is a step that lasts longer (over two hours)."""
 _RELEASE_GRACE_NS: Final = 5 * NS_PER_S
 """An offline request whose blocks' release is not told this long after its last token is taken as over: not every
 engine tells it."""
@@ -81,6 +78,16 @@ _PLAIN: Final[dict[type[Event], Callable[[Request, Any], object]]] = {
 """Events that change nothing but the request's own record."""
 
 
+class _ContradictionError(ValueError):
+    """An instant or a length inside an event cannot be."""
+
+
+def _check(event: Event) -> None:
+    """Raise an error for an event that contradicts itself."""
+    if not SOUND[type(event)](event):
+        raise _ContradictionError
+
+
 class TraceState:
     """Everything known of a trace. `keep_finished` requests that are over are kept (oldest dropped first, totals stay);
     `keep_steps` steps an engine are kept for histories."""
@@ -91,6 +98,8 @@ class TraceState:
 
     def __init__(self, *, keep_finished: int = 2000, keep_steps: int = 4096) -> None:
         self.now = 0
+        self._near = -1
+        """Up to when an event is no leap ahead of the trace (ns): `LEAP` after `now`, -1 before the first event."""
         self.began = 0
         self.unknown = 0
         """Events that made no sense."""
@@ -123,6 +132,7 @@ class TraceState:
         for kind in _REQUEST_EVENTS:
             self._handlers[kind] = self._request_event
         self._handlers[Sent] = self._sent
+        self._handlers[Scheduled] = self._scheduled
 
     # --- what is fed in ---------------------------------------------------------------------------------------------
 
@@ -130,21 +140,47 @@ class TraceState:
         """A process announces itself; one that was gone is back."""
         source = self._source(header.source)
         source.header = header
+        source.stamps.meet(header)
         source.gone = None
 
     def apply(self, source: str, event: Event) -> None:
-        """Take in one event that `source` emitted, or that the reader of its stream adds. Never raises."""
+        """Take in one event that `source` emitted, or that the reader of its stream adds. Never raises.
+
+        An event whose time contradicts the others is set aside and counted (`tracer.stamps`): nothing else of the state
+        ever knows of it.
+        """
         try:
+            told = self.sources.get(source) or self._source(source)
             t = event.t
-            if not 0 <= t < _END_OF_TIME:
-                raise ValueError("no such time")
-            if t > self.now:
-                self.now = t
-            if not self.began or t < self.began:
-                self.began = t
-            self._handlers[type(event)](self.sources.get(source) or self._source(source), event)
+            if told.stamps.floor <= t <= self._near:
+                self._handlers[type(event)](told, event)
+                if t > self.now:
+                    self.now, self._near = t, t + LEAP
+                if 0 < t < self.began:
+                    self.began = t
+            else:
+                self._judge(told, event)
+        except _ContradictionError:
+            self.sources[source].stamps.set_aside += 1
         except Exception:  # whatever a peer or a damaged file makes up must not end the viewer
             self.unknown += 1
+
+    def _judge(self, source: Source, event: Event) -> None:
+        """Take in what can be believed now that an event came whose stamp has to be judged."""
+        for believed in source.stamps.judge(event, self.now):
+            t = believed.t
+            try:
+                self._handlers[type(believed)](source, believed)
+            except _ContradictionError:
+                source.stamps.set_aside += 1
+                continue
+            except Exception:  # as above, and the next one is no worse for it
+                self.unknown += 1
+                continue
+            if t > self.now:
+                self.now, self._near = t, t + LEAP
+            if t > 0 and (not self.began or t < self.began):
+                self.began = t
 
     # --- what is read -----------------------------------------------------------------------------------------------
 
@@ -188,6 +224,11 @@ class TraceState:
         """Ids of the requests that are kept, in order of receipt."""
         return [request.id for request in self.requests.order]
 
+    def set_aside(self, now: int | None = None) -> int:
+        """Events whose time contradicts the others, as of `now` (ns; default: the latest event)."""
+        at = self.now if now is None else max(now, self.now)
+        return sum(source.stamps.doubted(at) for source in self.sources.values())
+
     def digest(self) -> str:
         """Hash of the whole state: equal after the same events, whatever was read in between."""
         return digest.of(self)
@@ -199,11 +240,17 @@ class TraceState:
         request = self.requests.get(source.name, event.key)
         if request is None or source.gone is not None:
             return
+        if event.work > event.t:
+            raise _ContradictionError
         if request.lost:
             self._request_event(source, event)
             return
         request.went_on()
         milestones.sent(request, event)
+
+    def _scheduled(self, source: Source, event: Scheduled) -> None:
+        _check(event)
+        self._request_event(source, event)
 
     def _request_event(self, source: Source, event: Any) -> None:
         if source.gone is not None:
@@ -252,8 +299,6 @@ class TraceState:
             case Alias():
                 return self.requests.name(request, event.rid)
             case Scheduled():
-                if not 0 <= event.lookup < _END_OF_TIME:
-                    raise ValueError("no such time")
                 if milestones.scheduled(request, event) and request.prompt_tokens >= 0:
                     self.scheduled.add(event.lookup, request.prompt_tokens, max(0, request.cached_tokens))
                     self.books.scheduled(request, event.lookup)
@@ -314,9 +359,7 @@ class TraceState:
     def _step(self, source: Source, event: Step) -> None:
         if source.gone is not None:
             return
-        if max(event.scheduled, event.launched, event.embed, event.layers, event.head, event.logits, event.sampled,
-               event.token, event.end) > _LONGEST_STEP_NS:  # fmt: skip
-            raise ValueError("no step takes that long")
+        _check(event)
         before = source.batch.produced
         if not source.batch.apply(event):
             return
@@ -346,8 +389,7 @@ class TraceState:
         self.books.step(source.name, event, length, wait, history.sizes[-1], engine.max_batch_tokens if engine else -1)
 
     def _step_device(self, source: Source, event: StepDevice) -> None:
-        if max(event.embed, event.layers, event.head, event.logits, event.sampled) > _LONGEST_STEP_NS:
-            raise ValueError("no step takes that long")
+        _check(event)
         if source.batch.device(event) or source.header is None:
             return
         # A worker tells the device times of steps that the engine's core numbers.
@@ -426,6 +468,7 @@ class TraceState:
         return found
 
     def _heartbeat(self, source: Source, event: Heartbeat) -> None:
+        _check(event)
         source.heartbeat(event)
         for request in self.requests.of_source(source.name):
             if request.finished is not None and not request.fronted and event.t - request.finished > _RELEASE_GRACE_NS:

@@ -304,6 +304,8 @@ class Losses:
 
     events: int = 0
     unknown: int = 0
+    set_aside: int = 0
+    """Events whose time contradicts the others."""
     incomplete_requests: int = 0
     hook_faults: tuple[str, ...] = ()
     sources_gone: tuple[str, ...] = ()

@@ -269,7 +269,7 @@ class TracerApp(App[int]):
             return
         state = self.feed.state
         logged = len(self.engine_log.lines) if self.engine_log else 0
-        news = None if self.lens.paused else (state.now, state.unknown)
+        news = None if self.lens.paused else (state.now, state.unknown, state.set_aside())
         seen = (news, self.feed.status, self.lens.paused, screen, logged, self.note, self.note_is_news,
                 self.diagnosis.version)  # fmt: skip
         if seen == self._seen and (self.lens.paused or not state.requests.live):

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from tracer.clock import NS_PER_MS, NS_PER_S
+from tracer.stamps import set_aside_line
 from tracer.state.trace_state import TraceState
 from tracer.state.view import EngineView, RequestView
 
@@ -61,6 +62,8 @@ class Context:
     hit_share: float | None
     preempted_share: float
     lost_events: int = 0
+    set_aside: int = 0
+    """Events whose time contradicts the others."""
 
     @property
     def engine_name(self) -> str:
@@ -100,8 +103,9 @@ def of_state(name: str, state: TraceState, *, begin: int | None = None, end: int
              if (begin is None or view.received >= begin) and (end is None or view.received < end)]  # fmt: skip
     until = state.now if end is None else min(end, state.now)
     context = snapshot.context
-    return _made(name, views, engine, context.prefix_caching, context.chunked_prefill, begin, until,
-                 snapshot.losses.events)  # fmt: skip
+    losses = snapshot.losses
+    return _made(name, views, engine, context.prefix_caching, context.chunked_prefill, begin, until, losses.events,
+                 losses.set_aside)  # fmt: skip
 
 
 def of_views(name: str, views: Sequence[RequestView]) -> Context:
@@ -112,7 +116,7 @@ def of_views(name: str, views: Sequence[RequestView]) -> Context:
 
 def _made(
     name: str, views: Sequence[RequestView], engine: EngineView | None, prefix_caching: bool | None,
-    chunked_prefill: bool | None, begin: int | None, until: int, lost: int,
+    chunked_prefill: bool | None, begin: int | None, until: int, lost: int, set_aside: int = 0,
 ) -> Context:  # fmt: skip
     since = min((view.received for view in views), default=until) if begin is None else begin
     window = max(0, until - since)
@@ -139,6 +143,7 @@ def _made(
         hit_share=cached / prompt if prompt else None,
         preempted_share=sum(1 for view in views if view.preemptions) / len(views) if views else 0.0,
         lost_events=lost,
+        set_aside=set_aside,
     )
 
 
@@ -188,6 +193,8 @@ def warnings(base: Context, other: Context) -> list[str]:
             found.append(f"other {label}: {before:.2g}{unit} in {base.name}, {after:.2g}{unit} in {other.name}")
     found += [f"{context.lost_events:,} events of {context.name} were lost: its figures may be short"
               for context in (base, other) if context.lost_events]  # fmt: skip
+    found += [f"{context.name}: {set_aside_line(context.set_aside)}"
+              for context in (base, other) if context.set_aside]  # fmt: skip
     return found
 
 

@@ -71,6 +71,7 @@ def gather(
         engines=tuple(fact for fact in facts if len(fact.steps) or fact.requests),
         fronts=tuple(fact for fact in facts if not len(fact.steps) and not fact.requests),
         lost_events=sum(source.missing for source in sources.values()),
+        set_aside=state.set_aside(now),
         with_series=series is not None,
         quotes=state.quotes,
     )

@@ -189,6 +189,8 @@ class Evidence:
     fronts: tuple[EngineFacts, ...]
     """The other processes."""
     lost_events: int
+    set_aside: int
+    """Events whose time contradicts the others."""
     with_series: bool
     """Whether heartbeats, streams and evictions were kept over time."""
     quotes: bool = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tracer.stamps import set_aside_line
 from tracer.state.view import Snapshot
 from tracer.tui import figures
 from tracer.tui.canvas import Canvas, Line, Row
@@ -43,6 +44,8 @@ def notices_of(snapshot: Snapshot | None) -> tuple[Notice, ...]:
         found.append(Notice(text, False))
     if losses.unknown:
         found.append(Notice(f"{figures.count(losses.unknown)} events of a newer tracer were left out", False))
+    if losses.set_aside:
+        found.append(Notice(set_aside_line(losses.set_aside), False))
     found.extend(Notice(f"hook failed: {fault}", False) for fault in losses.hook_faults[-1:])
     return tuple(sorted(found, key=lambda notice: not notice.grave))
 

@@ -8,12 +8,15 @@ from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said
 from tracer.analysis.diagnosis.finding import CannotTell
 from tracer.stages import Stage
+from tracer.stamps import set_aside_line
 
 
 def coverage(case: Case) -> Sequence[Said]:
     """The questions that this trace leaves open whatever happened in it."""
     evidence = case.evidence
     said: list[Said] = []
+    if evidence.set_aside:
+        said.append(CannotTell("stamps", set_aside_line(evidence.set_aside), "with every stamp from one clock"))
     if len(evidence.requests) < limit.SAMPLES:
         return said
     if not any(request.prompt_ids or request.prompt_text for request in evidence.requests):

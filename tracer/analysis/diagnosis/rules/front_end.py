@@ -12,7 +12,8 @@ from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
 from tracer.analysis.diagnosis.finding import Exhibit
 from tracer.analysis.diagnosis.records import Asked, Evidence, median, ms
-from tracer.analysis.diagnosis.spell import points, spell
+from tracer.analysis.diagnosis.spell import LOOK, points, spell
+from tracer.analysis.diagnosis.steps import Floats
 from tracer.clock import NS_PER_MS, NS_PER_S
 from tracer.stages import Stage
 from tracer.state.latency import interval
@@ -67,16 +68,20 @@ def saturated_core(case: Case) -> Sequence[Said]:
     count = int((evidence.now - evidence.began) // NS_PER_S)
     if len(at) < limit.STEPS or count < limit.STARVED_BEATS:
         return []
-    seconds = evidence.began + np.arange(count, dtype=np.int64) * NS_PER_S
     places = np.clip((np.array(at, np.int64) - evidence.began) // NS_PER_S, 0, count - 1)
-    load = np.bincount(places, weights=np.array(work, float), minlength=count) / NS_PER_S
+    busy, which = np.unique(places, return_inverse=True)
+    # Of the seconds without work, days of them perhaps, those that a spell looks at from one with work.
+    told = np.unique(np.clip(busy[:, None] + np.arange(-LOOK, LOOK + 1), 0, count - 1))
+    load = np.zeros(len(told))
+    load[np.searchsorted(told, busy)] = np.bincount(which, weights=np.array(work, float)) / NS_PER_S
+    seconds = evidence.began + told * NS_PER_S
     full = load >= limit.FRONT_CORE
     stretch = spell(full, share=0.6)
     if stretch is None or stretch.hits < limit.STARVED_BEATS:
         return []
     begin, end = int(seconds[stretch.first]), int(seconds[stretch.last]) + NS_PER_S
     inside = [r for r in evidence.requests if r.begin <= end and (r.over or evidence.now) >= begin]
-    share = float(np.median(load[stretch.first : stretch.last + 1]))
+    share = _median(load[stretch.first : stretch.last + 1], int(told[stretch.last] - told[stretch.first]) + 1)
     stream = sum(send.work for r in inside for send in r.sends[-1:] if send.work > 0)
     front = sum(span(r) or 0 for r in inside for _, span in _SPANS)
     stage = Stage.STREAM if stream >= front else max(
@@ -91,6 +96,13 @@ def saturated_core(case: Case) -> Sequence[Said]:
         lost_ns=float(stream + front + queued), start=begin, end=end, confidence=0.7, affected=inside,
         exhibits=[Exhibit("front-end work", "cores", points(seconds, load))],
     )]  # fmt: skip
+
+
+def _median(values: Floats, count: int) -> float:
+    """Median of `count` values, of which those that are not told are 0."""
+    ranked = np.sort(values)
+    untold = count - len(ranked)
+    return float(np.mean([ranked[rank - untold] if rank >= untold else 0.0 for rank in ((count - 1) // 2, count // 2)]))
 
 
 def _work(evidence: Evidence) -> tuple[list[int], list[int]]:
