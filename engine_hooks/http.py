@@ -205,12 +205,13 @@ class TracingMiddleware:
         return self.carries(front, body) if streamed else True
 
     def _raised(self, front: Front, error: Exception) -> None:
-        """The application raised. If it had sent nothing, the server outside of us answers with status 500."""
+        """The application raised. If it had sent nothing, the server outside of us answers with status 500. The error's
+        own words stay with the engine's log: they may quote the request."""
         try:
             if front.status < 0:
                 front.status = _SERVER_ERROR
             if not front.disconnected and not front.failed:
-                self.fronts.failed(front, now(), f"{type(error).__name__}: {error}"[:500])
+                self.fronts.failed(front, now(), f"the application raised {type(error).__name__}")
         except Exception as own:
             self._fault("raised", own)
 

@@ -104,7 +104,7 @@ def test_what_is_told_twice_is_counted_once() -> None:
     ("how", "words", "style"),
     [
         ({"engaged": False, "token": False, "status": 500}, "failed 500", LOOK.bad),
-        ({"engaged": False, "token": False, "status": 422}, "rejected 422", LOOK.bad),
+        ({"engaged": False, "token": False, "status": 422}, "HTTP 422", LOOK.bad),
         ({"reason": "failed"}, "failed", LOOK.bad),
         ({"reason": "cancelled", "gone": True}, "cancelled", LOOK.warn),
         ({}, "stop", LOOK.dim),

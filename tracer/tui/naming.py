@@ -33,7 +33,9 @@ def phase_text(view: RequestView, look: Look) -> tuple[str, Style]:
     if view.phase is Phase.DONE:
         reason = view.finish_reason or ("disconnected" if view.disconnected else "done")
         if view.error or reason in FAILED:
-            return f"{reason} {view.status_code}" if (view.status_code or 0) >= 400 else reason, look.bad
+            if (view.status_code or 0) < 400:
+                return reason, look.bad
+            return f"failed {view.status_code}" if reason == "failed" else f"HTTP {view.status_code}", look.bad
         if view.disconnected or reason in ("cancelled", "abort"):
             return reason, look.warn
         return reason, look.dim
