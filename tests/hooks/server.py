@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine_hooks.inject import environment
+from tests.hooks.census import counting
 from tests.hooks.collect import Collector
 from tracer.state.trace_state import TraceState
 
@@ -55,20 +56,22 @@ def command(model: Path, port: int, *, blocks: int = 256, batch_tokens: int = 25
 
 
 @contextlib.contextmanager
-def serving(model: Path, folder: Path, *, blocks: int = 256, batch_tokens: int = 256) -> Iterator[Server]:
-    """A server that is ready and traced, and gone afterwards."""
+def serving(
+    model: Path, folder: Path, *, blocks: int = 256, batch_tokens: int = 256, traced: bool = True
+) -> Iterator[Server]:
+    """A server that is ready and traced, and gone afterwards; without the hooks if it is not to be `traced`."""
     sockets = folder / "s"
     sockets.mkdir(mode=0o700)
     port = free_port()
     env = {
         **os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
+        "HF_HUB_OFFLINE": "1", **counting(folder),
     }  # fmt: skip
     log = folder / "server.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
             command(model, port, blocks=blocks, batch_tokens=batch_tokens), stdout=out, stderr=subprocess.STDOUT,
-            env=environment(env, sockets, "test"), start_new_session=True,
+            env=environment(env, sockets, "test") if traced else env, start_new_session=True,
         )  # fmt: skip
     try:
         url = f"http://127.0.0.1:{port}"

@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 
+from tests.hooks.census import family, settled
 from tests.hooks.memory_child import resident
 from tests.hooks.server import serving
 
@@ -44,8 +45,8 @@ def test_rounds_of_generate_batch_leave_nothing_behind() -> None:
     assert hooked["memory"][-1] - hooked["memory"][SETTLED] < GROWTH
 
 
-async def growth(url: str, model: str, pids: list[int]) -> list[int]:
-    """By how many bytes each process grew over the rounds of requests, once it had settled."""
+async def growth(url: str, model: str, pid: int) -> int:
+    """By how many bytes a server's processes grew over the rounds of requests, once they had settled."""
     client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
 
     async def ask(number: int, streamed: bool) -> None:
@@ -55,14 +56,23 @@ async def growth(url: str, model: str, pids: list[int]) -> list[int]:
             async for _ in answer:  # type: ignore[union-attr]
                 pass
 
-    sizes: list[list[int]] = []
+    sizes = []
     for number in range(ROUNDS):
         await asyncio.gather(ask(number, True), ask(number + 1000, False))
-        sizes.append([resident(pid) for pid in pids])
-    return [last - first for first, last in zip(sizes[SETTLED], sizes[-1], strict=True)]
+        sizes.append(sum(resident(process) for process in family(pid)))
+    return sizes[-1] - sizes[SETTLED]
 
 
 async def test_rounds_of_requests_leave_nothing_behind_in_a_server(model_dir: Path, tmp_path: Path) -> None:
-    with serving(model_dir, tmp_path) as server:
-        (grown,) = await growth(server.url, server.model, [server.process.pid])
-    assert grown < GROWTH
+    """The same objects of the engine live after them with the hooks and without, and memory is flat."""
+    found = {}
+    for traced in (True, False):
+        folder = tmp_path / str(traced)
+        folder.mkdir()
+        with serving(model_dir, folder, traced=traced) as server:
+            grown = await growth(server.url, server.model, server.process.pid)
+            found[traced] = settled(server.process.pid, folder)
+        if traced:
+            assert grown < GROWTH
+    assert sum(found[True].values()) > 100
+    assert found[True] == found[False]

@@ -16,6 +16,7 @@ from pathlib import Path
 import platformdirs
 
 from engine_hooks.inject import environment
+from tests.hooks.census import counting
 from tests.hooks.server import free_port
 from tests.vllm.viewer import Viewer
 
@@ -55,9 +56,11 @@ def engine_environment(folder: Path, extra: Mapping[str, str] | None = None) -> 
     shim = folder / "shim" / f"vllm-{VERSION}+cpu.dist-info"
     shim.mkdir(parents=True, exist_ok=True)
     (shim / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")
+    census = counting(folder)
+    census["PYTHONPATH"] += os.pathsep + str(shim.parent)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TRACER", "VLLM"))}
     return {
-        **kept, "PYTHONPATH": str(shim.parent), "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
+        **kept, **census, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_LOGGING_LEVEL": "WARNING", "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false", "HOME": str(folder), "VLLM_CACHE_ROOT": str(CACHE / "vllm"), **(extra or {}),
     }  # fmt: skip
@@ -80,9 +83,10 @@ class VllmServer:
 
 @contextlib.contextmanager
 def serving(
-    python: Path, model: Path, folder: Path, arguments: Sequence[str] = (), extra: Mapping[str, str] | None = None
-) -> Iterator[VllmServer]:
-    """A server that is ready and traced, and gone afterwards with all its processes."""
+    python: Path, model: Path, folder: Path, arguments: Sequence[str] = (), extra: Mapping[str, str] | None = None, *,
+    traced: bool = True,
+) -> Iterator[VllmServer]:  # fmt: skip
+    """A server that is ready, and gone afterwards with all its processes; without the hooks if it is not `traced`."""
     sockets = folder / "s"
     sockets.mkdir(mode=0o700)
     port = free_port()
@@ -90,11 +94,12 @@ def serving(
         str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1", "--port", str(port),
         "--dtype", "bfloat16", *arguments,
     ]  # fmt: skip
+    plain = engine_environment(folder, extra)
     log = folder / "server.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, cwd=folder, start_new_session=True,
-            env=environment(engine_environment(folder, extra), sockets, "test"),
+            env=environment(plain, sockets, "test") if traced else plain,
         )  # fmt: skip
     try:
         url = f"http://127.0.0.1:{port}"
