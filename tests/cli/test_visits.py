@@ -135,7 +135,7 @@ def test_each_screen_is_reached_from_each_other_one_again_and_again(visit: Open,
     leave(visitor)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
 def test_screens_fit_another_size_and_palette_at_the_next_visit(visit: Open, size: tuple[int, int]) -> None:
     visitor = visit(*REPLAY, size=size)
     for palette, (width, height) in ((LIGHT, (100, 30)), (DARK, size)):

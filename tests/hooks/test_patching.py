@@ -60,6 +60,18 @@ def test_a_hook_sees_arguments_and_result_and_is_undone(engine: types.ModuleType
     assert engine.Engine.step is original
 
 
+def test_a_hook_that_is_in_is_not_put_in_again(engine: types.ModuleType, patches: Patches) -> None:
+    """A second engine in the same process asks for it."""
+    seen: list[int] = []
+    original = engine.Engine.step
+    hook = Hook("a_small_engine:Engine.step", before=lambda _self, tokens: seen.append(tokens))
+    assert patches.put(hook) and patches.put(hook)
+    engine.Engine().step(3)
+    assert seen == [3]
+    patches.remove()
+    assert engine.Engine.step is original
+
+
 def test_an_inherited_method_is_given_back_to_its_base(engine: types.ModuleType, patches: Patches) -> None:
     assert patches.put(Hook("a_small_engine:Engine.inherited"))
     assert "inherited" in vars(engine.Engine)

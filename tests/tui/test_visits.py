@@ -18,6 +18,7 @@ from tests.tui.seen import screens_in
 from tests.tui.stage import CapturingDriver, FixedFeed, Terminal, app_on, repainted
 from tests.tui.timeline import START, Timeline
 from tracer.clock import NS_PER_S
+from tracer.tui import watch
 from tracer.tui.app import TracerApp
 from tracer.tui.theme import DARK, LIGHT, UNICODE, Look, Palette
 
@@ -130,8 +131,11 @@ async def test_keys_that_come_in_one_piece_lead_to_the_last_one(short: Timeline,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
-async def test_screens_that_were_away_have_the_size_and_palette_of_now(short: Timeline, size: tuple[int, int]) -> None:
-    """They look as those of a program that was started so."""
+async def test_screens_that_were_away_have_the_size_and_palette_of_now(
+    short: Timeline, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They look as those of a program that was started so. The diagnosis comes every few seconds: not in between."""
+    monkeypatch.setattr(watch, "LOOK_S", 3_600)
     async with visiting(short, size, LIGHT) as fresh:
         expected = {}
         for key in "1345672":

@@ -1,5 +1,5 @@
-"""Runs inside the environment with vLLM: an `LLM` made, asked in rounds and let go, twice; which of its objects live
-after each, as JSON on stdout.
+"""Runs inside the environment with vLLM: an `LLM` made, asked in rounds and let go; which of its objects live meanwhile
+and afterwards, as JSON on stdout.
 
     python memory.py MODEL ROUNDS
 
@@ -43,38 +43,34 @@ def main() -> None:
     Request.__init__ = init  # type: ignore[method-assign]
     asked = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
     memory: list[int] = []
-    asked_for: list[list[str]] = []
-    let_go: list[list[str]] = []
-    for _ in range(2):
-        llm = LLM(
-            model=sys.argv[1], dtype="bfloat16", max_model_len=256, num_gpu_blocks_override=12, max_num_seqs=4,
-            enforce_eager=True, load_format="dummy", hf_overrides={"num_hidden_layers": 2}, async_scheduling=False,
-        )
-        core: Any = llm.llm_engine.engine_core.engine_core  # type: ignore[union-attr]
-        runner = core.model_executor.driver_worker.worker.model_runner
-        scheduler = core.scheduler
-        things = (
-            core, scheduler, scheduler.kv_cache_manager, scheduler.kv_cache_manager.block_pool, runner,
-            runner.get_model(), llm.llm_engine.output_processor,
-        )  # fmt: skip
-        watched += [(type(thing).__name__, weakref.ref(thing)) for thing in things]
-        gc.disable()
-        for number in range(int(sys.argv[2])):
-            llm.generate([f"{number}, {number + 1}, ", "The sea is"], asked, use_tqdm=False)
-            memory.append(resident())
-        asked_for.append(alive(watched))
-        del core, runner, scheduler, things, llm
-        by_count = alive(watched)
-        gc.collect()
-        gc.enable()
-        let_go += [by_count, alive(watched)]
+    llm = LLM(
+        model=sys.argv[1], dtype="bfloat16", max_model_len=256, num_gpu_blocks_override=12, max_num_seqs=4,
+        enforce_eager=True, load_format="dummy", hf_overrides={"num_hidden_layers": 2}, async_scheduling=False,
+    )
+    core: Any = llm.llm_engine.engine_core.engine_core  # type: ignore[union-attr]
+    runner = core.model_executor.driver_worker.worker.model_runner
+    scheduler = core.scheduler
+    things = (
+        core, scheduler, scheduler.kv_cache_manager, scheduler.kv_cache_manager.block_pool, runner,
+        runner.get_model(), llm.llm_engine.output_processor,
+    )  # fmt: skip
+    watched += [(type(thing).__name__, weakref.ref(thing)) for thing in things]
+    gc.disable()
+    for number in range(int(sys.argv[2])):
+        llm.generate([f"{number}, {number + 1}, ", "The sea is"], asked, use_tqdm=False)
+        memory.append(resident())
+    living = [alive(watched)]
+    del core, runner, scheduler, things, llm
+    living.append(alive(watched))
+    gc.collect()
+    living.append(alive(watched))
     events = 0
     if os.environ.get("TRACER") == "1":
         from engine_hooks.emitter import emitter
 
         events = emitter().buffer.emitted
     print()
-    json.dump({"asked": asked_for, "let_go": let_go, "memory": memory, "events": events}, sys.stdout)
+    json.dump({"living": living, "memory": memory, "events": events}, sys.stdout)
 
 
 if __name__ == "__main__":
