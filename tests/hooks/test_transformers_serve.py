@@ -19,6 +19,7 @@ import openai
 import pytest
 
 from tests.hooks.server import Server, folded, serving
+from tests.measured import measured
 from tracer import events
 from tracer.stages import Stage
 from tracer.state.view import Phase, RequestView, Status
@@ -141,6 +142,7 @@ async def test_a_request_ends_with_the_reason_that_its_client_was_told(server: S
         assert view(views, watch.rid).finish_reason == watch.reason
 
 
+@measured()
 async def test_one_after_another_the_clients_stopwatch_agrees(server: Server) -> None:
     client = client_of(server)
     await ask(client, server.model, "warm up the connection", 2)

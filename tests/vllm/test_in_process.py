@@ -8,11 +8,9 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.hooks.test_memory import GROWTH, SETTLED
 from tests.vllm.server import engine_environment
 from tests.vllm.viewer import Viewer
 from tracer import events
@@ -132,27 +130,3 @@ def test_a_vllm_with_other_insides_serves_and_says_what_is_gone(streamed: tuple[
     assert (detail.view.queue_ms or 0) < (detail.view.ttft_ms or 0) < (detail.view.e2e_ms or 0)
     assert rows["sample"].status is Status.UNAVAILABLE
     assert detail.view.incomplete is False
-
-
-def test_an_llm_that_is_let_go_is_gone_as_without_the_hooks(
-    python_with_vllm: Path, model_dir: Path, tmp_path: Path
-) -> None:
-    """After 50 rounds: the same objects live before, when the last reference to it goes, and after a collection of
-    garbage; memory is flat meanwhile."""
-
-    def run(name: str, extra: dict[str, str]) -> Any:
-        folder = tmp_path / name
-        (folder / "s").mkdir(mode=0o700, parents=True)
-        done = subprocess.run(
-            [str(python_with_vllm), str(HERE / "memory.py"), str(model_dir), "50"], capture_output=True, text=True,
-            check=False, timeout=140, cwd=folder,
-            env=engine_environment(folder, {"TRACER_SOCKET_DIR": str(folder / "s"), **extra}),
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-4000:]
-        return json.loads(done.stdout.splitlines()[-1])
-
-    without, hooked = run("without", {}), run("hooked", {"TRACER": "1"})
-    assert hooked["events"] > 1000, "the hooks saw nothing"
-    assert hooked["living"] == without["living"]
-    assert not hooked["living"][-1]
-    assert hooked["memory"][-1] - hooked["memory"][SETTLED] < GROWTH

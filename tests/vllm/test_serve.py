@@ -10,16 +10,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.hooks.census import settled
-from tests.hooks.test_memory import GROWTH, growth
 from tests.hooks.test_transformers_serve import QUESTIONS, Lateness, Stopwatch, agrees, ask, client_of, post
-from tests.vllm.server import VllmServer, serving
+from tests.measured import measured
+from tests.vllm.server import VllmServer
 from tests.vllm.viewer import Viewer
 from tracer import events
 from tracer.sockets import DIRECTORY_VARIABLE
@@ -61,6 +59,7 @@ async def test_three_processes_tell_one_story(server: VllmServer) -> None:
     assert not seen.incomplete
 
 
+@measured()
 async def test_one_after_another_the_clients_stopwatch_agrees(server: VllmServer) -> None:
     client = client_of(server)
     await ask(client, server.model, "warm up the connection", 2)
@@ -447,28 +446,6 @@ def test_doctor_tells_what_is_hooked_in_the_running_engine(server: VllmServer) -
     covered |= {row[0]: row for row in rows if row[1:3] in spaced and row[3] == "measured"}
     assert set(covered) == {str(stage.value) for stage in Stage}, done.stdout
     assert any(" ".join(row).startswith("vllm 0.32.0") for row in rows), done.stdout
-
-
-async def test_rounds_of_requests_leave_nothing_behind(
-    python_with_vllm: Path, model_dir: Path, tmp_path: Path
-) -> None:
-    """The same objects of the engine live after them with the hooks and without, and memory is flat. The model has two
-    layers and weights that nobody loaded."""
-    arguments = (
-        "--enforce-eager", "--num-gpu-blocks-override", "12", "--max-num-seqs", "4", "--max-model-len", "1280",
-        "--load-format", "dummy", "--hf-overrides", '{"num_hidden_layers": 2}',
-    )  # fmt: skip
-    found = {}
-    for traced in (True, False):
-        folder = tmp_path / str(traced)
-        folder.mkdir()
-        with serving(python_with_vllm, model_dir, folder, arguments, traced=traced) as server:
-            grown = await growth(server.url, server.model, server.process.pid)
-            found[traced] = settled(server.process.pid, folder)
-        if traced:
-            assert grown < GROWTH
-    assert found[True], "what lives since the start is frozen by vLLM, and not counted"
-    assert found[True] == found[False]
 
 
 WRONG = {
