@@ -23,7 +23,6 @@ WINDOW: Final = 32
 WINDOW_NS: Final = 2 * NS_PER_S
 """Older bounds are not used: the clocks of host and device drift apart by up to 0.1 ms a second."""
 
-
 AT_ONCE_NS: Final = NS_PER_MS // 5
 """A device that reaches a mark this soon after it was recorded had nothing else to do."""
 
@@ -137,10 +136,8 @@ class DeviceClock:
         self._bounds.append((token, launched - started, over - length - started, timer.starved, timer.waited))
         at = max(started + self._distance(token), step.t) - step.t
         host_waited = step.token - step.sampled if 0 <= step.sampled <= step.token else -1
-        step.embed = at + after["embed"] if "embed" in after else -1
-        step.layers = at + after["layers"] if "layers" in after else -1
-        step.head = at + after["head"] if "head" in after else -1
-        step.logits = at + after["logits"] if "logits" in after else -1
+        for part in ("embed", "layers", "head", "logits"):
+            setattr(step, part, at + after[part] if part in after else -1)
         step.sampled = at + after.get("sampled", length)
         step.timing = events.Timing.DEVICE
         step.wait = host_waited
