@@ -51,7 +51,18 @@ class Viewer:
         return [event for _, event in self.told if isinstance(event, kind)]
 
     def settle(self) -> None:
-        """Wait until nothing more comes but heartbeats."""
+        """Wait until every process has told what lies before this call (its heartbeat of afterwards is in), and
+        nothing more comes but heartbeats. A process that has ended tells nothing more: ten seconds are enough then."""
+        asked, deadline = now(), time.monotonic() + 10
+        while time.monotonic() < deadline:
+            beaten = {
+                source
+                for source, event in list(self.told)
+                if isinstance(event, events.Heartbeat) and event.t_ns > asked
+            }
+            if beaten >= set(self.headers):
+                break
+            time.sleep(0.1)
         count = -1
         while count != (count := sum(1 for _, event in self.told if not isinstance(event, events.Heartbeat))):
             time.sleep(0.6)
