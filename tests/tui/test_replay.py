@@ -224,6 +224,17 @@ async def test_idle_stretches_are_dotted_and_can_be_shown(tmp_path: Path) -> Non
         assert "····" not in line_of(app) and "idle stretches are shown" in rows_of(app)[-1]
 
 
+@pytest.mark.parametrize("feed", ["live", "replayed"])
+async def test_a_frame_that_is_due_while_the_app_leaves_is_not_drawn(path: Path, feed: str) -> None:
+    player = Player.open(path, paused=True)
+    app = ReplayApp(player) if feed == "replayed" else TracerApp(player)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+    assert not app.screen_stack
+    app.tick()
+    player.close()
+
+
 def test_the_keys_of_the_player_are_none_of_the_screens() -> None:
     ours = {key for binding in ReplayApp.BINDINGS for key in binding.key.split(",")}
     assert len(ours) == sum(len(binding.key.split(",")) for binding in ReplayApp.BINDINGS)

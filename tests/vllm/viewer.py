@@ -58,7 +58,7 @@ class Viewer:
             beaten = {
                 source
                 for source, event in list(self.told)
-                if isinstance(event, events.Heartbeat) and event.t_ns > asked
+                if isinstance(event, events.Heartbeat) and event.t > asked
             }
             if beaten >= set(self.headers):
                 break

@@ -110,7 +110,7 @@ class ReplayApp(TracerApp):
 
     @property
     def _footer(self) -> ReplayFooter | None:
-        screen = self.screen
+        screen = self.screen if self.screen_stack else None  # none is left on the way out
         footer = screen.footer if isinstance(screen, FrameScreen) else None
         return footer if isinstance(footer, ReplayFooter) else None
 
