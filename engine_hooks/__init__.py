@@ -16,11 +16,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from engine_hooks.protocol.errors import UnknownEngineError
+
 __all__ = ["Handle", "UnknownEngineError", "attach"]
-
-
-class UnknownEngineError(TypeError):
-    """The object is no engine, model or manager that we know."""
 
 
 class Handle:
@@ -34,8 +32,8 @@ class Handle:
     @property
     def coverage(self) -> dict[str, tuple[str, str]]:
         """Stage id → (status, reason), as `tracer doctor` shows it."""
-        from engine_hooks.emitter import emitter
-        from tracer.stages import Stage
+        from engine_hooks.base.emitter import emitter
+        from engine_hooks.protocol.stages import Stage
 
         return {Stage(n).id: (event.status, event.reason) for n, event in sorted(emitter().coverage.items())}
 
@@ -82,15 +80,15 @@ def attach(target: Any) -> Handle:
     family = _family(target)
     with _lock:
         if family == "vllm":
-            from engine_hooks import vllm
+            from engine_hooks.vllm import plugin
 
-            vllm.attach(target)
-            remove = vllm.remove
+            plugin.attach(target)
+            remove = plugin.remove
         else:
-            from engine_hooks import transformers_cb
+            from engine_hooks.transformers import continuous_batching
 
-            hooks = transformers_cb.install_engine()
-            remove = transformers_cb.remove_engine
+            hooks = continuous_batching.install_engine()
+            remove = continuous_batching.remove_engine
         _handles[family] += 1
     if family == "transformers":
         hooks.adopt(target)

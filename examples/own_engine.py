@@ -5,11 +5,11 @@ import sys
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor
 
-from engine_hooks.emitter import ENGINE, emitter
-from tracer import events
-from tracer.clock import now
-from tracer.events import pack_u32
-from tracer.stages import Stage
+from engine_hooks.base.emitter import ENGINE, emitter
+from engine_hooks.protocol import events
+from engine_hooks.protocol.clock import now
+from engine_hooks.protocol.events import pack_u32
+from engine_hooks.protocol.stages import Stage
 
 voice = emitter()
 voice.start("engine", "own engine")

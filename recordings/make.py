@@ -20,9 +20,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine_hooks.demo import LAUNCHERS, Launch, free_port
-from engine_hooks.model import ensure_model
-from engine_hooks.prompts import DOCUMENT, QUESTIONS, STORIES, SYSTEM_PROMPTS
+from tracer.demo.demo import LAUNCHERS
+from tracer.demo.launch import Launch, free_port
+from tracer.demo.model import ensure_model
+from tracer.demo.prompts import DOCUMENT, QUESTIONS, STORIES, SYSTEM_PROMPTS
 
 HERE = Path(__file__).parent
 START_S = 300
@@ -195,11 +196,11 @@ def record(name: str, model: str, path: Path) -> None:
 
 def model_h100(path: Path) -> None:
     """The reference request as the budget has it: modelled, not measured."""
-    from tracer.analysis.modelled import modelled_events, modelled_header
-    from tracer.analysis.reference import reference
-    from tracer.intake import Delivery
-    from tracer.keyframes.keyframer import Keyframer
-    from tracer.recording import Recorder
+    from engine_hooks.protocol.recorder import Recorder
+    from engine_hooks.protocol.stream_decoder import Delivery
+    from tracer.analysis.budget.modelled import modelled_events, modelled_header
+    from tracer.analysis.budget.reference import reference
+    from tracer.recording.keyframes.keyframer import Keyframer
 
     made = reference(ignore_kv=True)  # as the reference figures are: reading the KV cache adds 1.6 %
     header = modelled_header(made)

@@ -34,7 +34,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 def model_dir() -> Path:
     """The folder of the embedded model: real weights, fetched and converted the first time (half a minute)."""
     done = subprocess.run(
-        [sys.executable, "-m", "engine_hooks.model"], capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, "-m", "tracer.demo.model"], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.strip())

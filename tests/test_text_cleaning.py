@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.text import cell_width, clean, fit
+from tracer.format.text import cell_width, clean, fit
 
 ATTACKS = {
     "OSC 52": "\x1b]52;c;cm0gLXJm\x07",

@@ -1,3 +1,5 @@
 """tracer: a live stopwatch on every stage of every request in an LLM engine."""
 
-__version__ = "0.1.0"
+from engine_hooks.protocol import __version__
+
+__all__ = ["__version__"]

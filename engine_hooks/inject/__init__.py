@@ -11,32 +11,20 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-FOLDER: Final = Path(__file__).resolve().parent
+from engine_hooks.protocol.environment import FAULT
 
 WATCHED: Final[dict[str, tuple[str, str]]] = {
-    "transformers.generation.continuous_batching.continuous_api": ("engine_hooks.transformers_cb", "install_engine"),
-    "transformers.cli.serving.server": ("engine_hooks.transformers_serve", "install_server"),
-    "vllm.plugins": ("engine_hooks.vllm", "follow_plugins"),
-    "vllm.entrypoints.launchers.app": ("engine_hooks.vllm", "install_server"),
+    "transformers.generation.continuous_batching.continuous_api": ("engine_hooks.transformers.continuous_batching", "install_engine"),
+    "transformers.cli.serving.server": ("engine_hooks.transformers.serve", "install_server"),
+    "vllm.plugins": ("engine_hooks.vllm.plugin", "follow_plugins"),
+    "vllm.entrypoints.launchers.app": ("engine_hooks.vllm.plugin", "install_server"),
 }
 """Engine module → (module of ours, function called after it was imported)."""
-
-
-def environment(env: Mapping[str, str], socket_dir: Path, run: str) -> dict[str, str]:
-    """The environment of a traced child: `env` plus our folder on PYTHONPATH, the socket folder and the run's name."""
-    traced = dict(env)
-    path = traced.get("PYTHONPATH", "")
-    traced["PYTHONPATH"] = str(FOLDER) + (os.pathsep + path if path else "")
-    traced["TRACER"] = "1"
-    traced["TRACER_SOCKET_DIR"] = str(socket_dir)
-    traced["TRACER_RUN"] = run
-    return traced
 
 
 class _Watcher(importlib.abc.MetaPathFinder):
@@ -87,8 +75,8 @@ def call_installer(watched: str) -> None:
         return
     module_name, function_name = WATCHED[watched]
     try:
-        if os.environ.get("TRACER_FAULT"):  # the fault lab: an engine that has a fault, around which the hooks go
-            import_module("engine_hooks.fault_injection").inject(watched)
+        if os.environ.get(FAULT):  # the fault lab: an engine that has a fault, around which the hooks go
+            import_module("engine_hooks.faults.injection").inject(watched)
         installer: Callable[[], None] = getattr(import_module(module_name), function_name)
         installer()
     except Exception as error:

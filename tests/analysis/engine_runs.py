@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import tracer.clock
+import engine_hooks.protocol.clock
 
-tracer.clock.now = time.process_time_ns  # type: ignore[misc]  # before any hook has taken it over
+engine_hooks.protocol.clock.now = time.process_time_ns  # type: ignore[misc]  # before any hook has taken it over
 
 os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", TOKENIZERS_PARALLELISM="false")
 
@@ -26,7 +26,7 @@ def play(model: Any, plan: dict[str, Any]) -> tuple[list[Any], float]:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     import engine_hooks
-    from engine_hooks.emitter import emitter
+    from engine_hooks.base.emitter import emitter
     from tests.hooks.collect import Collector
 
     generation = GenerationConfig(max_new_tokens=64, do_sample=False, eos_token_id=-1, pad_token_id=2)
@@ -73,7 +73,7 @@ def main(model_folder: str, out: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from tracer.frames import encode_events
+    from engine_hooks.protocol.frames import encode_events
 
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.bfloat16, attn_implementation="sdpa")

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tracer.events import Coverage, Engine, EngineStatus, Event, Released
-from tracer.frames import Batch, FrameReader, decode
+from engine_hooks.protocol.events import Coverage, Engine, EngineStatus, Event, Released
+from engine_hooks.protocol.frames import Batch, FrameReader, decode
 from tracer.state.trace_state import TraceState
 
 

@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_hooks.protocol.stages import Stage
 from tests.effort import examples
-from tracer.analysis.budget import Budget, budget, sentence
-from tracer.analysis.capacity import capacity, pool, saturated_wait_s, throughput
-from tracer.analysis.costs import Costs, Counting
-from tracer.analysis.devices import DEVICES, Device
-from tracer.analysis.efficiency import Efficiency
+from tracer.analysis.budget.budget import Budget, budget, sentence
+from tracer.analysis.budget.capacity import capacity, pool, saturated_wait_s, throughput
+from tracer.analysis.budget.reference import reference
+from tracer.analysis.budget.workload import Speculation, Workload
 from tracer.analysis.errors import AnalysisError
-from tracer.analysis.models import load_model
-from tracer.analysis.presets import PRESETS
-from tracer.analysis.reference import reference
-from tracer.analysis.roofline import Roofline
-from tracer.analysis.workload import Speculation, Workload
-from tracer.stages import Stage
+from tracer.analysis.model.config import load_model
+from tracer.analysis.model.costs import Costs, Counting
+from tracer.analysis.model.devices import DEVICES, Device
+from tracer.analysis.model.efficiency import Efficiency
+from tracer.analysis.model.presets import PRESETS
+from tracer.analysis.model.roofline import Roofline
 
 H100 = DEVICES["h100-sxm"]
 LLAMA = load_model("llama-3.1-8b")

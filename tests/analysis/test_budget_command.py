@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from engine_hooks.protocol.stages import Stage
+from tracer.analysis.budget.options import add_arguments
 from tracer.analysis.errors import AnalysisError
-from tracer.analysis.options import add_arguments
 from tracer.export.budget_text import budget_main, budget_text
-from tracer.stages import Stage
-from tracer.text import cell_width
+from tracer.format.text import cell_width
 
 
 def options(*arguments: str) -> argparse.Namespace:
@@ -121,6 +121,6 @@ def test_weights_that_do_not_fit_are_said_to() -> None:
 
 
 def test_the_text_of_a_budget_can_be_asked_for_alone() -> None:
-    from tracer.analysis.reference import reference
+    from tracer.analysis.budget.reference import reference
 
     assert "148 sequences" in budget_text(reference())

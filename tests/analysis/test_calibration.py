@@ -10,21 +10,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine_hooks.protocol.stages import Stage
 from tests.analysis.test_fit import LLAMA, steps
 from tests.effort import examples
 from tests.tui.timeline import Timeline
-from tracer.analysis import calibration
-from tracer.analysis.beside import Beside
-from tracer.analysis.budget import budget
-from tracer.analysis.calibration import UNMEASURED, Calibration, keep_fit, keep_processor, load
-from tracer.analysis.costs import Counting
-from tracer.analysis.devices import DEVICES, cpu_device
-from tracer.analysis.economics import balance, first_token, next_token
-from tracer.analysis.expected import expected_stages
-from tracer.analysis.fit import fit
-from tracer.analysis.step_model import step_model
-from tracer.analysis.workload import Workload
-from tracer.stages import Stage
+from tracer.analysis.beside.beside import Beside
+from tracer.analysis.beside.expected import expected_stages
+from tracer.analysis.budget.budget import budget
+from tracer.analysis.budget.economics import balance, first_token, next_token
+from tracer.analysis.budget.workload import Workload
+from tracer.analysis.fit import calibration
+from tracer.analysis.fit.calibration import UNMEASURED, Calibration, keep_fit, keep_processor, load
+from tracer.analysis.fit.fit import fit
+from tracer.analysis.model.costs import Counting
+from tracer.analysis.model.devices import DEVICES, cpu_device
+from tracer.analysis.model.step_model import step_model
 from tracer.state.view import EngineView, RequestView, Snapshot
 
 L4 = DEVICES["l4"]

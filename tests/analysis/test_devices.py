@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from tracer.analysis import devices
-from tracer.analysis.devices import DEVICES, device, device_told, this_cpu
 from tracer.analysis.errors import AnalysisError
+from tracer.analysis.model import devices
+from tracer.analysis.model.devices import DEVICES, device, device_told, this_cpu
 
 
 def test_every_preset_has_a_source_and_sensible_figures() -> None:

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from engine_hooks.protocol.stages import Stage
 from tests.tui.timeline import Timeline
-from tracer.analysis.budget import budget
-from tracer.analysis.costs import Counting
-from tracer.analysis.devices import DEVICES
-from tracer.analysis.expected import Expectation, expectation, expected_stages
-from tracer.analysis.fit import fit_trace
-from tracer.analysis.models import load_model
-from tracer.analysis.observed import engine_facts, observe
-from tracer.analysis.workload import Workload
-from tracer.stages import Stage
+from tracer.analysis.beside.expected import Expectation, expectation, expected_stages
+from tracer.analysis.beside.observed import engine_facts, observe
+from tracer.analysis.budget.budget import budget
+from tracer.analysis.budget.workload import Workload
+from tracer.analysis.fit.fit import fit_trace
+from tracer.analysis.model.config import load_model
+from tracer.analysis.model.costs import Counting
+from tracer.analysis.model.devices import DEVICES
 from tracer.state.view import ChunkView, EngineView, Phase, RequestView
 
 H100 = DEVICES["h100-sxm"]

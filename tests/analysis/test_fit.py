@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tracer.analysis.devices import DEVICES, Device
-from tracer.analysis.efficiency import Efficiency
 from tracer.analysis.errors import AnalysisError
-from tracer.analysis.fit import FEWEST_STEPS, fit
-from tracer.analysis.models import load_model
-from tracer.analysis.roofline import Roofline
-from tracer.analysis.step_model import StepModel, step_model
+from tracer.analysis.fit.fit import FEWEST_STEPS, fit
+from tracer.analysis.model.config import load_model
+from tracer.analysis.model.devices import DEVICES, Device
+from tracer.analysis.model.efficiency import Efficiency
+from tracer.analysis.model.roofline import Roofline
+from tracer.analysis.model.step_model import StepModel, step_model
 from tracer.state.view import StepView
 
 H100 = DEVICES["h100-sxm"]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tracer.analysis.budget import Budget, budget
-from tracer.analysis.devices import DEVICES
+from engine_hooks.protocol.events import AnyEvent, Step
+from engine_hooks.protocol.stages import Stage
+from tracer.analysis.budget.budget import Budget, budget
+from tracer.analysis.budget.modelled import SOURCE, TITLE, modelled_events, modelled_header
+from tracer.analysis.budget.reference import reference
+from tracer.analysis.budget.workload import Speculation, Workload
 from tracer.analysis.errors import AnalysisError
-from tracer.analysis.modelled import SOURCE, TITLE, modelled_events, modelled_header
-from tracer.analysis.models import load_model
-from tracer.analysis.reference import reference
-from tracer.analysis.workload import Speculation, Workload
-from tracer.events import AnyEvent, Step
-from tracer.stages import Stage
+from tracer.analysis.model.config import load_model
+from tracer.analysis.model.devices import DEVICES
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Phase, Snapshot, Status
 

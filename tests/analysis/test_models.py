@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tracer.analysis.config import CONFIG_ROOM, shape_of_config
 from tracer.analysis.errors import AnalysisError
-from tracer.analysis.models import dtype_name, load_model, shape_of_engine
-from tracer.analysis.presets import PRESETS
+from tracer.analysis.model.config import CONFIG_ROOM, load_model, shape_of_config
+from tracer.analysis.model.presets import PRESETS
+from tracer.analysis.model.shape import dtype_name, shape_of_engine
 
 PUBLISHED = {
     "smollm2-135m": (134.5e6, 134.5e6), "llama-7b": (6.74e9, 6.74e9), "llama-2-7b": (6.74e9, 6.74e9),

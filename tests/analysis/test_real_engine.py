@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from tests.analysis.runs import Plan, play
-from tracer.analysis.fit import Fit, fit
-from tracer.analysis.observed import Observed, observe
-from tracer.analysis.whatif import Prediction, label, measured_figures, what_if
+from tracer.analysis.beside.observed import Observed, observe
+from tracer.analysis.fit.fit import Fit, fit
+from tracer.analysis.whatif.whatif import Prediction, label, measured_figures, what_if
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tracer import cli
-from tracer.analysis.calibration import calibration_path, load
-from tracer.stages import Stage
-from tracer.text import cell_width
+from engine_hooks.protocol.stages import Stage
+from tracer.analysis.fit.calibration import calibration_path, load
+from tracer.cli.main import main
+from tracer.format.text import cell_width
 
 RECORDING = Path(__file__).parents[2] / "recordings" / "transformers-mixed.trace"
 
@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run(*arguments: str) -> int:
     """One command; its exit code."""
     try:
-        return cli.main(arguments)
+        return main(arguments)
     except SystemExit as left:
         assert isinstance(left.code, int)
         return left.code

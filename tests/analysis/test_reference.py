@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tracer.analysis.reference import Row, rows, table
+from tracer.analysis.budget.reference import Row, rows, table
 
 ROWS = rows()
 
@@ -32,7 +32,7 @@ def test_a_figure_outside_its_tolerance_is_marked() -> None:
 
 def test_the_module_prints_the_table_and_ends_well() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tracer.analysis.reference"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "tracer.analysis.budget.reference"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0
     assert done.stdout.strip() == table(ROWS).strip()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from engine_hooks.protocol.events import Engine
 from tests.tui.timeline import ENGINE, SOURCE, START
-from tracer.analysis.beside import Basis, Beside
-from tracer.analysis.calibration import Calibration
-from tracer.analysis.devices import DEVICES
-from tracer.analysis.models import load_model
-from tracer.analysis.ridge import ridge_of
-from tracer.analysis.step_model import StepModel
-from tracer.events import Engine
+from tracer.analysis.beside.beside import Basis, Beside
+from tracer.analysis.beside.ridge import ridge_of
+from tracer.analysis.fit.calibration import Calibration
+from tracer.analysis.model.config import load_model
+from tracer.analysis.model.devices import DEVICES
+from tracer.analysis.model.step_model import StepModel
 from tracer.export.jsondoc import document
 from tracer.state.trace_state import TraceState
 from tracer.state.view import EngineView, Snapshot

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
-from tracer.analysis import simulate as module
+from tracer.analysis.beside.observed import Arrival, Settings
 from tracer.analysis.errors import AnalysisError
-from tracer.analysis.observed import Arrival, Settings
-from tracer.analysis.roofline import Roofline
-from tracer.analysis.simulate import Outcome, simulate
-from tracer.analysis.step_model import StepModel
+from tracer.analysis.model.roofline import Roofline
+from tracer.analysis.model.step_model import StepModel
+from tracer.analysis.whatif import simulate as module
+from tracer.analysis.whatif.simulate import Outcome, simulate
 
 STEP = StepModel(10.0, 1.0, 0.0, 0.0, roofline=Roofline.SUM)
 """10 ms a step and 1 ms a token."""

@@ -12,17 +12,17 @@ import pytest
 from tests.effort import thinned
 from tests.state import traces
 from tests.tui.timeline import Timeline
-from tracer.analysis.devices import DEVICES
+from tracer.analysis.beside.observed import Observed, observe
 from tracer.analysis.errors import AnalysisError
-from tracer.analysis.fit import Fit, fit, fit_trace
-from tracer.analysis.models import load_model
-from tracer.analysis.observed import Observed, observe
-from tracer.analysis.simulate import simulate
-from tracer.analysis.step_model import StepModel
-from tracer.analysis.whatif import Factor, Prediction, describe, label, parse_changes, what_if
+from tracer.analysis.fit.fit import Fit, fit, fit_trace
+from tracer.analysis.model.config import load_model
+from tracer.analysis.model.devices import DEVICES
+from tracer.analysis.model.step_model import StepModel
+from tracer.analysis.whatif.simulate import simulate
+from tracer.analysis.whatif.whatif import Factor, Prediction, describe, label, parse_changes, what_if
 from tracer.export.whatif_text import whatif_document, whatif_text
+from tracer.format.text import cell_width
 from tracer.state.trace_state import TraceState
-from tracer.text import cell_width
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ import time
 
 from tests.diagnosis.scenario import Ask, Lab, Told, poisson
 from tests.state.traces import header
-from tracer.analysis.diagnosis import LiveDiagnosis, ObservedState, diagnose
+from tracer.analysis.diagnosis import ObservedState, diagnose
+from tracer.monitor.live_findings import LiveDiagnosis
 from tracer.state.trace_state import TraceState
 from tracer.tui.app import TracerApp
 from tracer.tui.watch import SWITCH_S, LiveWatch

@@ -27,9 +27,9 @@ from pathlib import Path
 
 import msgspec
 
+from engine_hooks.protocol.clock import NS_PER_S
+from engine_hooks.protocol.events import Event
 from tests.tui.timeline import ENGINE, HEADER, SOURCE, Timeline
-from tracer.clock import NS_PER_S
-from tracer.events import Event
 from tracer.state.trace_state import TraceState
 
 COLUMNS, ROWS = 200, 60
@@ -73,8 +73,8 @@ class RunningFeed:
 
 def child(report: Path, *, stock: bool, idle: bool, seconds: float, screen: int = 1) -> None:
     """The viewer itself; writes its frame times when it ends."""
-    from tracer.tui import compositor
     from tracer.tui.app import TracerApp
+    from tracer.tui.toolkit import compositor
 
     if stock:
         compositor.TESTED = ()  # type: ignore[misc]

@@ -20,9 +20,8 @@ import timeit
 from collections.abc import Callable
 from pathlib import Path
 
-from tracer.buffer import EventBuffer
-from tracer.clock import now
-from tracer.events import (
+from engine_hooks.protocol.clock import now
+from engine_hooks.protocol.events import (
     Begin,
     Closed,
     End,
@@ -39,7 +38,8 @@ from tracer.events import (
     Step,
     pack_u32,
 )
-from tracer.publisher import Publisher
+from engine_hooks.publish.buffer import EventBuffer
+from engine_hooks.publish.publisher import Publisher
 
 BATCH = 80
 STEPS_PER_S = 150
@@ -48,7 +48,7 @@ TOKENS_OF_A_REQUEST = 300
 VIEWER = """
 import asyncio, sys
 from pathlib import Path
-from tracer.sources import LiveSource
+from tracer.transport.sources import LiveSource
 
 async def main():
     async for _ in LiveSource(Path(sys.argv[1])):

@@ -30,16 +30,17 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from engine_hooks import faults
-from engine_hooks.demo import LAUNCHERS, Demo
-from engine_hooks.faults import Fault
-from engine_hooks.inject import environment
-from tracer import clock
-from tracer.analysis.diagnosis import LiveDiagnosis, ObservedState, diagnose
-from tracer.keyframes.keyframer import Keyframer
-from tracer.recording import Recorder
-from tracer.run import Run
-from tracer.studies import observed
+from engine_hooks.protocol import clock
+from engine_hooks.protocol.environment import traced_environment
+from engine_hooks.protocol.recorder import Recorder
+from tracer.analysis.diagnosis import ObservedState, diagnose
+from tracer.cli.target_state import observed
+from tracer.demo import faults
+from tracer.demo.demo import LAUNCHERS, Demo
+from tracer.demo.faults import Fault
+from tracer.launch.run import Run
+from tracer.monitor.live_findings import LiveDiagnosis
+from tracer.recording.keyframes.keyframer import Keyframer
 
 MACHINE = "cpu-oversubscription"
 LOADED = 0.5
@@ -150,7 +151,7 @@ async def run(fault: Fault, engine: str, model: str, seconds: float, seed: int, 
         keep.mkdir(parents=True, exist_ok=True)
         place = _place(keep, engine, fault.spec, seed)
         recorder = Recorder(place, with_text=True, keyframes=Keyframer(), overwrite=True)
-    this = Run(job, environment, lambda text, passing=False: None, recorder=recorder)
+    this = Run(job, traced_environment, lambda text, passing=False: None, recorder=recorder)
     state, live = ObservedState(keep_finished=20_000, keep_steps=200_000), LiveDiagnosis()
 
     async def read() -> None:

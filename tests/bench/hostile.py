@@ -21,12 +21,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from engine_hooks.protocol.blocks import TraceFileError
 from tests.hostile.doors import check, run
 from tests.hostile.files import Files, recording
 from tests.hostile.payloads import stream
 from tests.hostile.peers import Peers, fold, show_file, show_streams, some_streams
-from tracer.blocks import TraceFileError
-from tracer.text import clean
+from tracer.format.text import clean
 
 TOGETHER = 20
 """Peers on one screen."""

@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
+from engine_hooks.protocol.clock import NS_PER_S
+from engine_hooks.protocol.events import Event, Step, pack_u32, unpack_u32
 from tests.bench.draw import LARGE
 from tests.tui.timeline import HEADER, SOURCE, START, Timeline
-from tracer.clock import NS_PER_S
-from tracer.events import Event, Step, pack_u32, unpack_u32
-from tracer.state.numbers import Ask
+from tracer.state.metrics.numbers import Ask
 from tracer.state.trace_state import TraceState
 
 RATE = 19.0

@@ -37,9 +37,9 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import engine_hooks
-from engine_hooks.emitter import emitter
-from engine_hooks.patching import Hook, Patches
-from tracer.publisher import RECORD_VARIABLE
+from engine_hooks.base.emitter import emitter
+from engine_hooks.base.patching import Hook, Patches
+from engine_hooks.protocol.environment import RECORD
 
 MODES = ("off", "hooks", "viewer", "record")
 WAIT_S = 60.0
@@ -169,7 +169,7 @@ def mode_of(mode: str, engine: Engine, folder: Path) -> Iterator[None]:
         yield
         return
     if mode == "record":
-        os.environ[RECORD_VARIABLE] = str(folder)
+        os.environ[RECORD] = str(folder)
     handle = engine_hooks.attach(engine.target)
     publisher = emitter().publisher
     assert publisher is not None
@@ -186,7 +186,7 @@ def mode_of(mode: str, engine: Engine, folder: Path) -> Iterator[None]:
         if screen is not None and not publisher.viewers:
             raise RuntimeError("the viewer has left")
     finally:
-        os.environ.pop(RECORD_VARIABLE, None)
+        os.environ.pop(RECORD, None)
         handle.detach()
         emitter().stop()
         if screen is not None:

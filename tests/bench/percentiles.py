@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from engine_hooks.protocol.clock import NS_PER_MS
 from tests.tui.timeline import Timeline
-from tracer.clock import NS_PER_MS
-from tracer.state.books import Books
-from tracer.state.histogram import bucket_counts, bucket_indices
-from tracer.state.numbers import Ask
+from tracer.state.metrics.books import Books
+from tracer.state.metrics.histogram import bucket_counts, bucket_indices
+from tracer.state.metrics.numbers import Ask
 
 SAMPLES = 100_000
 

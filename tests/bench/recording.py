@@ -20,9 +20,9 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from tracer.blocks import BASE
-from tracer.clock import NS_PER_MS, NS_PER_S, ClockAnchor
-from tracer.events import (
+from engine_hooks.protocol.blocks import BASE
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S, ClockAnchor
+from engine_hooks.protocol.events import (
     Begin,
     Closed,
     Coverage,
@@ -44,13 +44,13 @@ from tracer.events import (
     Step,
     pack_u32,
 )  # fmt: skip
-from tracer.intake import Delivery
-from tracer.keyframes.keyframer import Keyframer
-from tracer.player import Player
-from tracer.recording import Recorder
-from tracer.replay import load
-from tracer.stages import Stage
-from tracer.trace_file import TraceFile
+from engine_hooks.protocol.recorder import Recorder
+from engine_hooks.protocol.stages import Stage
+from engine_hooks.protocol.stream_decoder import Delivery
+from tracer.recording.keyframes.keyframer import Keyframer
+from tracer.recording.trace_file import TraceFile
+from tracer.replay.cursor import load
+from tracer.replay.player import Player
 
 US = 1_000
 START = 50_000 * NS_PER_S

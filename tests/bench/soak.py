@@ -32,8 +32,8 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine_hooks.demo import free_port
 from tests.faults.engine import Clients, TroubleError, below, until
+from tracer.demo.launch import free_port
 
 COLUMNS, ROWS = 150, 44
 SAMPLE_S = 5.0

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from tests.analysis.runs import Plan, play
-from tracer.analysis.fit import fit
-from tracer.analysis.observed import Observed, observe
-from tracer.analysis.whatif import label, measured_figures, what_if
+from tracer.analysis.beside.observed import Observed, observe
+from tracer.analysis.fit.fit import fit
+from tracer.analysis.whatif.whatif import label, measured_figures, what_if
 
 COMPARED = ("ttft_p50", "ttft_p95", "itl_mean", "e2e_p95", "throughput")
 CLEAR = 0.10

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.commands import parent, python, runs, wait_until
-from tracer.child import Child, ChildError
-from tracer.guardian import HELD_BYTES, Output
+from tracer.launch.child import Child, ChildError
+from tracer.launch.guardian import HELD_BYTES, Output
 
 
 def quiet(_: str) -> None:
@@ -162,7 +162,7 @@ def test_the_command_and_its_folder_go_when_the_tracer_is_killed(tmp_path: Path)
     (folder / "1-00000000.sock").touch()
     script = f"setsid sleep 600 & echo $$ $! > {pids}; trap '' INT; wait"
     code = (
-        "import asyncio, os, pathlib, sys\nfrom tracer.child import Child\nasync def main():\n"
+        "import asyncio, os, pathlib, sys\nfrom tracer.launch.child import Child\nasync def main():\n"
         f"    child = await Child.start(['sh', '-c', {script!r}], os.environ, pathlib.Path({str(tmp_path / 'log')!r}),"
         f" pathlib.Path({str(folder)!r}))\n    await child.wait()\nasyncio.run(main())"
     )

@@ -9,9 +9,9 @@ import time
 import pytest
 
 import tracer as package
-from engine_hooks.demo import LAUNCHERS
 from tests.cli.commands import Commands
-from tracer.cli import ENGINES
+from tracer.cli.demo import ENGINES
+from tracer.demo.demo import LAUNCHERS
 
 COMMANDS = ("demo", "run", "attach", "show", "doctor")
 
@@ -32,7 +32,7 @@ def test_help_shows_every_command_and_examples(tracer: Commands) -> None:
     done = tracer.run("--help")
     assert done.returncode == 0
     for command in COMMANDS:
-        assert f"    {command} " in done.stdout
+        assert f"\n  {command} " in done.stdout
     assert "examples:" in done.stdout
 
 
@@ -96,8 +96,8 @@ def test_import_takes_less_than_50_ms() -> None:
 
 
 def test_the_command_line_loads_no_screen_and_no_engine_by_itself() -> None:
-    code = "import sys, tracer.cli; print([name for name in sys.modules if name.split('.')[0] in " \
-           "('textual', 'rich', 'torch', 'transformers', 'numpy', 'engine_hooks')])"  # fmt: skip
+    code = "import sys, tracer.cli.main; print([name for name in sys.modules if name.split('.')[0] in " \
+           "('textual', 'rich', 'torch', 'transformers', 'numpy')])"  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"
 
@@ -119,7 +119,7 @@ def test_a_reader_that_goes_away_is_no_error(tracer: Commands) -> None:
 
 def test_an_unexpected_error_is_one_line_unless_asked_for_more(tracer: Commands) -> None:
     """A socket folder that is no folder breaks what nobody foresaw here: still one line."""
-    crash = "import tracer.doctor\ntracer.doctor.report = lambda: 1 / 0\nfrom tracer.cli import main\nmain(['doctor'])"
+    crash = "from tracer.cli import doctor_report\ndoctor_report.report = lambda: 1 / 0\nfrom tracer.cli.main import main\nmain(['doctor'])"
     quiet = subprocess.run(
         [sys.executable, "-c", f"import sys\n{crash.replace('main([', 'sys.exit(main([').replace('])', ']))')}"],
         capture_output=True, text=True, env=tracer.environment(), check=False,

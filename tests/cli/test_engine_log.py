@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tracer.engine_log import FILES_KEPT, LINES_KEPT, LONGEST_LINE, EngineLog, new_log
+from tracer.launch.engine_log import FILES_KEPT, LINES_KEPT, LONGEST_LINE, EngineLog, new_log
 
 
 def append(path: Path, data: bytes) -> None:

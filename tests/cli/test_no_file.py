@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from engine_hooks.protocol import regular_file
 from tests.cli.commands import Commands
-from tracer import regular_file
-from tracer.cli import main
+from tracer.cli.main import main
 
 RECORDING = str(Path(__file__).parents[2] / "recordings" / "transformers-hang-up.trace")
 READING = [

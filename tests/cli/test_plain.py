@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.terminal import Terminal
-from tracer.stdout import knows_sequences
-from tracer.voice import Voice
+from tracer.cli.status_line import Voice
+from tracer.cli.stdout import knows_sequences
 
 RECORDING = str(Path(__file__).parents[2] / "recordings" / "transformers-mixed.trace")
 

@@ -13,8 +13,8 @@ import pytest
 
 from tests.cli.commands import Commands, traced, wait_until
 from tests.cli.terminal import Terminal
-from tracer.replay import load
-from tracer.trace_file import TraceFile
+from tracer.recording.trace_file import TraceFile
+from tracer.replay.cursor import load
 
 pytestmark = pytest.mark.slow
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from engine_hooks.protocol.clock import ClockAnchor
+from engine_hooks.protocol.events import Header
 from tests.cli.commands import Commands, traced, wait_until
-from tracer.clock import ClockAnchor
-from tracer.events import Header
-from tracer.sources import Found
-from tracer.targets import choose, group
+from tracer.transport.sources import Found
+from tracer.transport.targets import choose, group
 
 
 def seen(pid: int, host: str, inner: int, parent: int, title: str) -> tuple[Found, None]:

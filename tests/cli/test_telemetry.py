@@ -13,8 +13,8 @@ import pytest
 from tests.cli.commands import Commands, traced, wait_until
 from tests.metrics.collector import Collector
 from tests.metrics.exposed import Exposed
-from tracer.cli import main
-from tracer.replay import load
+from tracer.cli.main import main
+from tracer.replay.cursor import load
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from tests.cli.commands import Commands, traced
 from tests.cli.terminal import Terminal
 from tests.tui.seen import screens_in
 from tracer.tui.app import NAMES
-from tracer.tui.theme import DARK, LIGHT
+from tracer.tui.toolkit.theme import DARK, LIGHT
 
 pytestmark = pytest.mark.slow
 

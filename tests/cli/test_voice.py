@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from tracer.voice import Voice
+from tracer.cli.status_line import Voice
 
 
 class Terminal(io.StringIO):

@@ -9,11 +9,21 @@ import signal
 import sys
 import time
 
-from tracer import retained
-from tracer.buffer import EventBuffer
-from tracer.clock import NS_PER_MS, NS_PER_S, now
-from tracer.events import Closed, Coverage, Engine, EngineStatus, Finished, Queued, Received, Released, Scheduled
-from tracer.publisher import publish
+from engine_hooks.protocol import attach_state
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S, now
+from engine_hooks.protocol.events import (
+    Closed,
+    Coverage,
+    Engine,
+    EngineStatus,
+    Finished,
+    Queued,
+    Received,
+    Released,
+    Scheduled,
+)
+from engine_hooks.publish.buffer import EventBuffer
+from engine_hooks.publish.publisher import publish
 
 
 def emit(buffer: EventBuffer, title: str) -> None:
@@ -37,7 +47,7 @@ def emit(buffer: EventBuffer, title: str) -> None:
 def main() -> int:
     """Publish, then do what the arguments say; the exit code."""
     title, what, *rest = sys.argv[1:]
-    retained.LINGER = 600 * NS_PER_S  # type: ignore[misc]  # whoever comes late, on a busy machine, sees both requests
+    attach_state.LINGER = 600 * NS_PER_S  # type: ignore[misc]  # whoever comes late, on a busy machine, sees both requests
     buffer = EventBuffer()
     publisher = publish(buffer, role="engine", title=title)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from engine_hooks.protocol.recorder import Recorder
+from engine_hooks.protocol.stream_decoder import Delivery
 from tests.diagnosis.scenario import Ask, Lab
 from tests.state.traces import header
-from tracer.intake import Delivery
-from tracer.recording import Recorder
 
 
 def recorded(path: Path, *, requests: int = 40, **lab: Any) -> Path:

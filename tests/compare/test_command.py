@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import tracer  # noqa: F401
 from tests.cli.test_screen import Open, terminal  # noqa: F401
 from tests.compare.recorded import recorded
-from tracer.cli import main
+from tracer.cli.main import main
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_the_three_contexts_stand_side_by_side_even_where_no_difference_can_be_t
     from tests.test_readme import ROOT
     from tracer.analysis.compare import compare, trace_of_state
     from tracer.export.compare_text import compare_text
-    from tracer.replay import load
+    from tracer.replay.cursor import load
 
     names = ("transformers-cold", "transformers-shared-prefix", "transformers-loaded")
     traces = [trace_of_state(name, load(ROOT / "recordings" / f"{name}.trace")) for name in names]

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_hooks.protocol.clock import NS_PER_S
+from engine_hooks.protocol.stages import Stage
 from tests.compare.traffic import Traffic, view
 from tests.diagnosis.scenario import Ask, Lab
 from tests.effort import examples
@@ -16,8 +18,6 @@ from tests.state.traces import simulate
 from tracer.analysis.compare import Comparison, compare, trace_of_state, trace_of_views
 from tracer.analysis.compare.rows import row_of
 from tracer.analysis.errors import AnalysisError
-from tracer.clock import NS_PER_S
-from tracer.stages import Stage
 from tracer.state.view import Phase, RequestView, StageView, Status
 
 VIEWS = Traffic(drift=0.02).views(1)

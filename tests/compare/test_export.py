@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from engine_hooks.protocol.stages import Stage
 from tests.compare.traffic import Traffic
 from tracer.analysis.compare import Comparison, compare, trace_of_views
 from tracer.analysis.compare.context import Context
 from tracer.analysis.compare.result import Change
 from tracer.export.compare_doc import document
 from tracer.export.compare_text import band_plot, compare_text
-from tracer.stages import Stage
-from tracer.text import cell_width
+from tracer.format.text import cell_width
 
 DOCS = Path(__file__).parents[2] / "docs" / "compare.md"
 

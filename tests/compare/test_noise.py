@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine_hooks.protocol.stages import Stage
 from tests.compare.traffic import Traffic
 from tests.effort import thinned
 from tracer.analysis.compare import Comparison, compare, trace_of_views
 from tracer.analysis.compare import resampling as noise
-from tracer.stages import Stage
 
 CALM = Traffic(drift=0.02)
 

@@ -10,8 +10,8 @@ import heapq
 import random
 from dataclasses import dataclass
 
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.stages import Stage
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from engine_hooks.protocol.stages import Stage
 from tracer.state.view import Phase, RequestView, Segment, StageView, Status
 
 BEGIN = 1_000 * NS_PER_S

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from engine_hooks.protocol.stages import Stage
 from tests.cli.commands import Commands, marked, wait_until
 from tests.cli.terminal import Terminal
-from tracer.extras import install_command
-from tracer.stages import Stage
+from tracer.export.extras import install_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("model_dir")]
 
@@ -197,7 +197,7 @@ def test_what_cannot_work_is_told_in_one_line(tracer: Commands, arguments: tuple
 
 
 def test_without_the_engine_it_says_what_to_install(tracer: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine_hooks import demo
+    from tracer.demo import demo
 
     monkeypatch.setattr(demo.sys, "executable", "/no/such/python")
     monkeypatch.setenv("PATH", "/no/such/folder")

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from engine_hooks import model
-from engine_hooks.own_python import PACKAGES
+from tracer.demo import model
+from tracer.demo.own_python import PACKAGES
 
 
 def fetch(cache: Path, python: str = sys.executable, **env: str) -> subprocess.CompletedProcess[str]:
     """Ask for the model with a cache folder of its own."""
     return subprocess.run(
-        [python, "-m", "engine_hooks.model"], env={**os.environ, "TRACER_CACHE": str(cache), **env},
+        [python, "-m", "tracer.demo.model"], env={**os.environ, "TRACER_CACHE": str(cache), **env},
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
 
@@ -145,7 +145,7 @@ def test_a_failed_conversion_is_told_in_one_line(
 @pytest.mark.slow
 def test_two_at_once_make_one_model(tmp_path: Path) -> None:
     """Both wait for the same lock; the second finds what the first has made."""
-    command = [sys.executable, "-m", "engine_hooks.model"]
+    command = [sys.executable, "-m", "tracer.demo.model"]
     both = [
         subprocess.Popen(command, env={**os.environ, "TRACER_CACHE": str(tmp_path)}, stdout=subprocess.PIPE,
                          stderr=subprocess.PIPE, text=True) for _ in range(2)

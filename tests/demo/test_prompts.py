@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine_hooks import prompts
-from engine_hooks.prompts import WEIGHTS, Plan, Script
+from tracer.demo import prompts
+from tracer.demo.prompts import WEIGHTS, Plan, Script
 
 
 def plans(seed: int, count: int) -> list[Plan]:

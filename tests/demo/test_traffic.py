@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from engine_hooks.clients import Stopwatch
-from engine_hooks.demo import answers, free_port, launch_transformers
-from engine_hooks.traffic import BURST, RATES, Traffic
+from tracer.demo.clients import Stopwatch
+from tracer.demo.demo import answers
+from tracer.demo.launch import free_port
+from tracer.demo.traffic import BURST, RATES, Traffic
+from tracer.demo.transformers import launch_transformers
 
 DEADLINE_S = 180.0
 

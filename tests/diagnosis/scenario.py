@@ -16,9 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.state.traces import header
-from tracer.analysis.diagnosis import ObservedState
-from tracer.events import (
+from engine_hooks.protocol.events import (
     Begin,
     Closed,
     Coverage,
@@ -41,7 +39,9 @@ from tracer.events import (
     Timing,
     pack_u32,
 )  # fmt: skip
-from tracer.stages import Stage
+from engine_hooks.protocol.stages import Stage
+from tests.state.traces import header
+from tracer.analysis.diagnosis import ObservedState
 from tracer.state.trace_state import TraceState
 
 NS = 1_000_000_000

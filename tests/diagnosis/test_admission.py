@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from engine_hooks.protocol.events import Engine, EngineStatus, Heartbeat, Queued, Received, Scheduled
+from engine_hooks.protocol.stages import Stage
 from tests.diagnosis.answers import found, only, seconds, silent, told
 from tests.diagnosis.scenario import Ask, Lab, fold, ns, poisson, steady
 from tests.state.story import Story, step
 from tests.state.story import ns as story_ns
 from tracer.analysis.diagnosis import diagnose
-from tracer.events import Engine, EngineStatus, Heartbeat, Queued, Received, Scheduled
-from tracer.stages import Stage
-from tracer.studies import observed
+from tracer.cli.target_state import observed
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.diagnosis.scenario import Ask, Lab, poisson
-from tracer.analysis.diagnosis.command import Answer, add_arguments, run
+from tracer.analysis.diagnosis import Diagnosis
 from tracer.analysis.errors import AnalysisError
+from tracer.cli import target_state
+from tracer.cli.diagnose import add_arguments, diagnosis_of
 from tracer.state.trace_state import TraceState
 
 
@@ -23,10 +26,19 @@ def states() -> dict[str, TraceState]:
     }
 
 
+class Answer(NamedTuple):
+    diagnosis: Diagnosis
+    code: int
+
+
 def call(states: dict[str, TraceState], *words: str) -> Answer:
     parser = argparse.ArgumentParser(exit_on_error=False)
     add_arguments(parser)
-    return run(parser.parse_args(words), states.__getitem__)
+    options = parser.parse_args(words)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target_state, "observed", lambda target, seconds: states[target])
+        diagnosis = diagnosis_of(options)
+    return Answer(diagnosis, diagnosis.exit_code(options.fail_on))
 
 
 def test_a_trace_is_diagnosed_and_exits_with_0(states: dict[str, TraceState]) -> None:

@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from engine_hooks.protocol.stages import Stage
 from tests.diagnosis.answers import found, only, seconds, silent, told
 from tests.diagnosis.scenario import Ask, Lab, Told, fold, ns, poisson, steady
 from tests.diagnosis.words import chatml, prose
 from tests.effort import thinned
 from tests.state.traces import header
-from tracer.analysis.diagnosis import LiveDiagnosis, ObservedState, diagnose
+from tracer.analysis.diagnosis import ObservedState, diagnose
 from tracer.analysis.diagnosis.rules import NAMES
 from tracer.analysis.diagnosis.thresholds import TABLE
-from tracer.analysis.step_model import StepModel
+from tracer.analysis.model.step_model import StepModel
 from tracer.export.diagnosis_text import diagnosis_text
-from tracer.stages import Stage
+from tracer.format.text import cell_width
+from tracer.monitor.live_findings import LiveDiagnosis
 from tracer.state.trace_state import TraceState
-from tracer.text import cell_width
 
 DOCS = Path(__file__).parents[2] / "docs" / "diagnosis.md"
 

@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from engine_hooks import fault_injection, fault_injection_vllm, fault_traffic, faults
-from engine_hooks.demo import LAUNCHERS
-from engine_hooks.prompts import Plan
+from engine_hooks.faults import injection, means, transformers, vllm
+from engine_hooks.protocol.environment import FAULT
 from tests.cli.commands import Commands
 from tracer.analysis.diagnosis.rules import NAMES
-from tracer.cli import main
+from tracer.cli.main import main
+from tracer.demo import fault_traffic, faults
+from tracer.demo.demo import LAUNCHERS
+from tracer.demo.prompts import Plan
 
 DEMO = ("transformers", "serve", "model", "--cb-num-blocks", "160", "--cb-max-batch-tokens", "256", "--port", "1")
 
@@ -102,8 +104,8 @@ def test_a_gate_counts_from_its_first_call_and_says_when_it_opens(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at = 50.0
-    monkeypatch.setattr(fault_injection.time, "monotonic", lambda: at)
-    gate = fault_injection.Gate(20)
+    monkeypatch.setattr(means.time, "monotonic", lambda: at)
+    gate = means.Gate(20)
     assert not gate()
     at = 69.0
     assert not gate()
@@ -118,17 +120,22 @@ def test_a_wrapped_function_is_the_engines_own_until_the_gate_opens(monkeypatch:
     module.step = lambda value: value + 1  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "some_engine", module)
     is_open = False
-    fault_injection.wrap(lambda: is_open, "some_engine", "", "step", lambda original, value: -original(value))  # type: ignore[arg-type]
+    means.wrap(lambda: is_open, "some_engine", "", "step", lambda original, value: -original(value))  # type: ignore[arg-type]
     assert module.step(1) == 2
     is_open = True
     assert module.step(1) == -2
 
 
+def test_faults_made_outside_the_engine_are_not_asked_of_it() -> None:
+    mixed = faults.fault("overload+slow-sampler@20")
+    assert faults.environment(mixed) == {"TRACER_FAULT": "slow-sampler@20"}
+
+
 def test_a_variable_that_names_no_fault_is_told_and_changes_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(faults.VARIABLE, "nonsense")
-    fault_injection.inject(fault_injection.ENGINE)
+    monkeypatch.setenv(FAULT, "nonsense")
+    injection.inject(transformers.ENGINE)
     assert "no fault called 'nonsense'" in capsys.readouterr().err
 
 
@@ -152,8 +159,8 @@ def test_a_faults_options_replace_those_of_the_demo_or_are_added() -> None:
 def test_only_faults_inside_the_engine_touch_its_environment() -> None:
     for fault in faults.FAULTS.values():
         assert faults.environment(fault) == ({"TRACER_FAULT": fault.name} if fault.injected else {})
-        assert not fault.injected or fault.name in fault_injection._FAULTS
-        assert not fault.injected or fault.name in fault_injection_vllm.FAULTS
+        assert not fault.injected or fault.name in transformers.FAULTS
+        assert not fault.injected or fault.name in vllm.FAULTS
 
 
 @pytest.mark.parametrize("name", faults.FAULTS)

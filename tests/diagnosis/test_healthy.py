@@ -9,14 +9,15 @@ from typing import Any, get_type_hints
 import msgspec
 import pytest
 
+from engine_hooks.protocol.events import EVENT_TYPES, Event, Prompt, Timing, pack_u32
 from tests.diagnosis.answers import silent
 from tests.diagnosis.scenario import Ask, Lab, poisson
 from tests.diagnosis.words import chatml, prose
 from tests.effort import thinned
 from tests.state.traces import START, S, simulate
-from tracer.analysis.diagnosis import LiveDiagnosis, ObservedState, diagnose
-from tracer.events import EVENT_TYPES, Event, Prompt, Timing, pack_u32
+from tracer.analysis.diagnosis import ObservedState, diagnose
 from tracer.export.diagnosis_text import diagnosis_text
+from tracer.monitor.live_findings import LiveDiagnosis
 
 
 def mutant(seed: int) -> tuple[Lab, list[Ask]]:

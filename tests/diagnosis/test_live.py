@@ -6,19 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from engine_hooks.protocol.events import Sent
 from tests.diagnosis.answers import found, seconds, told
 from tests.diagnosis.scenario import START, Ask, Lab, Told, fold, ns, poisson, steady
 from tests.diagnosis.words import chatml, prose
 from tests.state.traces import header
 from tracer.analysis import diagnosis as diagnosis_package
-from tracer.analysis.diagnosis import LiveDiagnosis, ObservedState, diagnose
+from tracer.analysis.diagnosis import ObservedState, diagnose
 from tracer.analysis.diagnosis.evidence import gather
 from tracer.analysis.diagnosis.finding import Diagnosis
 from tracer.analysis.diagnosis.records import Evidence
 from tracer.analysis.diagnosis.rules import NAMES
 from tracer.analysis.diagnosis.rules.used import thresholds_of
 from tracer.analysis.diagnosis.thresholds import TABLE
-from tracer.events import Sent
+from tracer.monitor.live_findings import LiveDiagnosis
 from tracer.state.trace_state import TraceState
 
 SYSTEM = prose(3, 200)

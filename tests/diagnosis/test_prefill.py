@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from engine_hooks.protocol.stages import Stage
 from tests.diagnosis.answers import found, only, seconds, silent
 from tests.diagnosis.scenario import Ask, Lab, poisson, steady
 from tests.diagnosis.words import chatml, prose
-from tracer.stages import Stage
 
 
 def test_a_long_prompt_that_stops_all_streams_is_named_as_culprit() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import uuid
 
+from engine_hooks.protocol.stages import Stage
 from tests.diagnosis.answers import only, silent, told
 from tests.diagnosis.scenario import Ask, Lab, poisson
 from tests.diagnosis.words import chatml, prose
 from tracer.analysis.diagnosis import diagnose
-from tracer.stages import Stage
 
 PROMPT = [1, 9690, *range(200, 200 + 7818)]
 """7,820 tokens: 488 blocks of 16 can be reused, 12 tokens are new."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from engine_hooks.protocol.events import EngineStatus, Heartbeat, Queued, Received, Timing
+from engine_hooks.protocol.stages import Stage
 from tests.diagnosis.answers import found, only, seconds, silent, told
 from tests.diagnosis.scenario import Ask, Lab, poisson, steady
 from tests.state.story import Story
 from tests.state.story import ns as story_ns
 from tests.state.traces import header
 from tracer.analysis.diagnosis import ObservedState, diagnose
-from tracer.events import EngineStatus, Heartbeat, Queued, Received, Timing
-from tracer.stages import Stage
 
 
 @pytest.mark.parametrize("itl", [36, 104, 186, 997])

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from engine_hooks.protocol.events import Begin, Closed, End, Params, Queued, Received, Scheduled, Step, pack_u32
+from engine_hooks.protocol.stages import Stage
 from tests.diagnosis.answers import found, only, seconds, silent
 from tests.diagnosis.scenario import Ask, Lab, fold, ns, poisson
 from tests.state.traces import header
 from tracer.analysis.diagnosis import ClientTimes, ObservedState, diagnose
 from tracer.analysis.diagnosis.clients import read_clients
 from tracer.analysis.errors import AnalysisError
-from tracer.events import Begin, Closed, End, Params, Queued, Received, Scheduled, Step, pack_u32
-from tracer.stages import Stage
 from tracer.state.trace_state import TraceState
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from engine_hooks.protocol.stages import Stage
 from tests.diagnosis.answers import only, silent
 from tests.diagnosis.scenario import Ask, Lab, poisson
 from tests.diagnosis.words import SPECIALS, chatml, llama3, prose
-from tracer.stages import Stage
 
 LLAMA = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 TIMES = poisson(1, 12)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from functools import cache
 
-from tracer import cli
+from tracer.cli.commands import GROUPS
+from tracer.cli.parser import whole_parser as _whole_parser
 
 
 def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -17,4 +18,4 @@ def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
 @cache
 def whole_parser() -> argparse.ArgumentParser:
     """The parser with every argument of every command; not to be changed."""
-    return cli.whole_parser()
+    return _whole_parser(GROUPS)

@@ -1,4 +1,4 @@
-"""Makes docs/events.md, the reference of the events, from the classes and docstrings of `tracer.events`:
+"""Makes docs/events.md, the reference of the events, from the classes and docstrings of `engine_hooks.protocol.events`:
 
     python -m tests.docs.events_page
 """
@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
+from engine_hooks.protocol import clock, events
 from tests.docs.pages import ROOT
-from tracer import clock, events
 
 PAGE: Final = ROOT / "docs" / "events.md"
 
@@ -23,8 +23,8 @@ HEAD: Final = """\
 
 Everything that the tracer shows follows from these, and an engine can be described with them alone
 ([own-engine.md](own-engine.md)). They travel as msgpack arrays that begin with the tag, in frames on a socket
-(`tracer/frames.py`) and in blocks of a file ([file-format.md](file-format.md)). This page is made from
-`tracer/events.py` by `python -m tests.docs.events_page`; the tests hold it to that.
+(`engine_hooks/protocol/frames.py`) and in blocks of a file ([file-format.md](file-format.md)). This page is made from
+`engine_hooks/protocol/events.py` by `python -m tests.docs.events_page`; the tests hold it to that.
 """
 
 GROUPS: Final = (

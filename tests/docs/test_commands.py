@@ -16,12 +16,12 @@ from typing import Final
 
 import pytest
 
+from engine_hooks.protocol.environment import SOCKETS
 from tests.cli.commands import TRACED_CHILD
 from tests.docs.command_line import commands_of, whole_parser
 from tests.docs.pages import PAGES, ROOT, TRACER, Shown, examples, shown
-from tracer.cli import main
-from tracer.replay import load
-from tracer.sockets import DIRECTORY_VARIABLE
+from tracer.cli.main import main
+from tracer.replay.cursor import load
 
 HELP: Final = tuple(
     command for name, parser in commands_of(whole_parser()).items() for command in examples(name, parser.epilog or "")
@@ -132,7 +132,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path
     sockets = tmp_path_factory.mktemp("s")
     sockets.chmod(0o700)
     process = subprocess.Popen([sys.executable, str(TRACED_CHILD), "vllm", "for", "600"], stdout=subprocess.PIPE,
-                               env={**os.environ, DIRECTORY_VARIABLE: str(sockets)})  # fmt: skip
+                               env={**os.environ, SOCKETS: str(sockets)})  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline()
     yield process.pid, sockets
@@ -147,7 +147,7 @@ def here(tmp_path: Path, engine: tuple[int, Path], monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
     monkeypatch.setenv("TRACER_LOG_DIR", str(tmp_path / "logs"))
-    monkeypatch.setenv(DIRECTORY_VARIABLE, str(engine[1]))
+    monkeypatch.setenv(SOCKETS, str(engine[1]))
     return tmp_path
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.docs.command_line import commands_of, whole_parser
-from tracer.cli import main
-from tracer.completion import SHELLS, script
-from tracer.extras import install_command
+from tracer.cli.completion import SHELLS, script
+from tracer.cli.main import main
+from tracer.export.extras import install_command
 
 ASK = """
 source "$1"; shift
@@ -27,7 +27,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 @cache
 def made(shell: str) -> str:
     """The script for a shell."""
-    return script(shell)
+    return script(shell, whole_parser())
 
 
 def completed(*words: str, folder: Path) -> set[str]:

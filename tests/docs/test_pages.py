@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from engine_hooks.protocol import events
+from engine_hooks.protocol.stages import Stage
 from tests.docs import events_page
 from tests.docs.pages import PAGES, ROOT, blocks
-from tracer import events
-from tracer.stages import Stage
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 INDEX = ROOT / "docs" / "README.md"

@@ -6,10 +6,10 @@ import math
 from functools import cache
 from pathlib import Path
 
+from engine_hooks.protocol.stages import Stage
 from tests.state.traces import simulate
+from tracer.cli.export import read_whole
 from tracer.export.whole import MOST
-from tracer.exports import read_whole
-from tracer.stages import Stage
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Snapshot
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.export.exported import RECORDING, made, snapshot_of
-from tracer import cli
+from tracer.cli.export import FORMATS, export_state
+from tracer.cli.main import main
+from tracer.export.extras import install_command
 from tracer.export.output import ExportError, Output
-from tracer.exports import FORMATS, export_state
-from tracer.extras import install_command
-from tracer.replay import load
+from tracer.replay.cursor import load
 
 Capture = pytest.CaptureFixture[str]
 
@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*words: str | Path) -> int:
-    return cli.main([str(word) for word in words])
+    return main([str(word) for word in words])
 
 
 def refused(capsys: Capture, *words: str | Path) -> str:

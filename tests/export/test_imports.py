@@ -16,15 +16,15 @@ from tests.effort import examples
 from tests.export.exported import RECORDING, STATES
 from tests.export.test_exports import Capture, here, refused, run  # noqa: F401
 from tests.export.test_perfetto import HOSTILE, hostile
+from tracer.cli.export import read_whole
 from tracer.export.chrome import chrome_lines
+from tracer.export.imports.chrome import read
+from tracer.export.imports.spans import SpanError
 from tracer.export.whole import MOST, Whole
-from tracer.exports import read_whole
-from tracer.import_chrome import read
-from tracer.import_spans import SpanError
-from tracer.replay import load
+from tracer.format.text import clean
+from tracer.replay.cursor import load
 from tracer.state.trace_state import TraceState
 from tracer.state.view import RequestView
-from tracer.text import clean
 
 SPANS = Path(__file__).parents[1] / "spans"
 
@@ -87,7 +87,7 @@ def test_what_is_imported_is_shown_replayed_and_diagnosed(tmp_path: Path, capsys
     verdict = json.loads(capsys.readouterr().out)["verdict"]
     assert run("diagnose", RECORDING, "--json") == 0
     assert json.loads(capsys.readouterr().out)["verdict"].startswith(verdict)
-    from tracer.player import Player
+    from tracer.replay.player import Player
 
     player = Player.open(tmp_path / "back.trace", paused=True)
     player.seek(player.trace.end)

@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine_hooks.protocol.clock import NS_PER_S
+from engine_hooks.protocol.events import Coverage, Engine, HookFault, Received
+from engine_hooks.protocol.stages import Stage
 from tests.state.test_properties import fold
 from tests.state.traces import simulate
 from tests.tui.timeline import ENGINE, START, Timeline
-from tracer.clock import NS_PER_S
-from tracer.events import Coverage, Engine, HookFault, Received
 from tracer.export.jsondoc import document
-from tracer.slo import Slo
-from tracer.stages import Stage
-from tracer.state.numbers import Ask
-from tracer.state.pool import pool_of
+from tracer.state.engine.pool import pool_of
+from tracer.state.metrics.numbers import Ask
+from tracer.state.metrics.slo import Slo
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Snapshot
 

@@ -16,6 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+from engine_hooks.protocol.stages import Stage
 from tests.effort import examples
 from tests.export.exported import STATES, made, recorded, snapshot_of, stage_ms
 from tests.export.test_perfetto import HOSTILE, hostile
@@ -24,9 +25,8 @@ from tracer.export.collector import TRIES, send
 from tracer.export.otlp import otlp_documents, otlp_message
 from tracer.export.output import ExportError
 from tracer.export.whole import Whole
-from tracer.stages import Stage
+from tracer.format.text import clean
 from tracer.state.trace_state import TraceState
-from tracer.text import clean
 
 
 def value_of(value: Any) -> Any:

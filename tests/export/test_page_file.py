@@ -17,8 +17,8 @@ from tests.export.exported import STATES, made, recorded, snapshot_of, stage_ms
 from tests.export.test_perfetto import HOSTILE, hostile
 from tracer.export.page_file import page_text
 from tracer.export.whole import Whole
+from tracer.format.text import clean
 from tracer.state.trace_state import TraceState
-from tracer.text import clean
 
 XHTML = "{http://www.w3.org/1999/xhtml}"
 

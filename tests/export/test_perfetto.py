@@ -6,17 +6,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine_hooks.protocol.events import Closed, Engine, Finished, Header, Queued, Received, Scheduled
+from engine_hooks.protocol.stages import Stage, info
 from tests.effort import examples
 from tests.export.exported import STATES, made, recorded, snapshot_of, stage_ms
 from tests.export.trace_processor import TraceProcessor
-from tracer.events import Closed, Engine, Finished, Header, Queued, Received, Scheduled
 from tracer.export.chrome import chrome_lines
 from tracer.export.perfetto import perfetto_packets
 from tracer.export.timeline import Slice, lanes
 from tracer.export.whole import Whole
-from tracer.stages import Stage, info
+from tracer.format.text import clean
 from tracer.state.trace_state import TraceState
-from tracer.text import clean
 
 ARGUMENTS = {"perfetto": "debug", "chrome": "args"}
 
@@ -148,7 +148,7 @@ def test_hostile_text_comes_back_clean(processor: TraceProcessor, name: str, oth
 
 def hostile(name: str, other: str) -> TraceState:
     """A request whose every word is hostile."""
-    from tracer.clock import ClockAnchor
+    from engine_hooks.protocol.clock import ClockAnchor
 
     state = TraceState()
     state.add_source(Header(1, other, 1, "engine", name, other, "", ClockAnchor(0, 10**18)))

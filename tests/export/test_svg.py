@@ -8,14 +8,14 @@ from xml.etree import ElementTree
 import pytest
 from hypothesis import given, settings
 
+from engine_hooks.protocol.events import Closed, Queued, Received
 from tests.effort import examples
 from tests.export.exported import STATES, recorded, snapshot_of, stage_ms
 from tests.export.test_perfetto import HOSTILE, hostile
-from tracer.events import Closed, Queued, Received
 from tracer.export.svg import MOST_ROWS, svg_text
 from tracer.export.whole import Whole
+from tracer.format.text import clean
 from tracer.state.trace_state import TraceState
-from tracer.text import clean
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_hooks.protocol.stages import Stage
 from tests.effort import examples
 from tests.export.exported import STATES, made, recorded, snapshot_of, stage_ms
 from tests.export.test_perfetto import HOSTILE, hostile
 from tracer.export.tables import TABLES, columns, write_csv, write_parquet
 from tracer.export.whole import Whole
-from tracer.stages import Stage
+from tracer.format.text import clean
 from tracer.state.trace_state import TraceState
-from tracer.text import clean
 
 DOCS = Path(__file__).parents[2] / "docs" / "export.md"
 Rows = list[dict[str, Any]]

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_hooks.protocol.events import Coverage, Engine, Finished, Gap, HookFault, Output, Prompt, Queued, Received
+from engine_hooks.protocol.stages import Stage
 from tests.effort import examples
 from tests.state.story import Story, ns
 from tests.state.test_latency import chat
 from tests.state.test_properties import fold
 from tests.state.traces import simulate
-from tracer.events import Coverage, Engine, Finished, Gap, HookFault, Output, Prompt, Queued, Received
 from tracer.export.text import report, request_report
-from tracer.stages import Stage
+from tracer.format.text import cell_width
 from tracer.state.trace_state import TraceState
-from tracer.text import cell_width
 
 SGR = re.compile(r"\x1b\[\d+m")
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from engine_hooks import clients
-from engine_hooks.prompts import Plan, Script
+from tracer.demo import clients
+from tracer.demo.prompts import Plan, Script
 
 LONGEST: Final = {"hang-up": 32, "document": 6}
 """Tokens of an answer by kind; the others are cut to `OTHERWISE`."""
@@ -25,7 +25,7 @@ class ShortScript(Script):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """As `engine_hooks.clients.main`."""
+    """As `tracer.demo.clients.main`."""
     return clients.main(arguments, ShortScript)
 
 

@@ -20,11 +20,12 @@ from typing import Any, Final
 
 import msgspec
 
-from engine_hooks.clients import Order, Stopwatch
-from engine_hooks.demo import free_port, launch_transformers
-from engine_hooks.own_python import own_python
 from tests.cli.commands import marked, parent, runs
-from tracer.sources import discover
+from tracer.demo.clients import Order, Stopwatch
+from tracer.demo.launch import free_port
+from tracer.demo.own_python import own_python
+from tracer.demo.transformers import launch_transformers
+from tracer.transport.sources import discover
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 START_S: Final = 500.0

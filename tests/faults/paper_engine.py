@@ -14,9 +14,8 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from tracer.buffer import EventBuffer
-from tracer.clock import now
-from tracer.events import (
+from engine_hooks.protocol.clock import now
+from engine_hooks.protocol.events import (
     Closed,
     Engine,
     EngineStatus,
@@ -31,7 +30,8 @@ from tracer.events import (
     Step,
     pack_u32,
 )
-from tracer.publisher import publish
+from engine_hooks.publish.buffer import EventBuffer
+from engine_hooks.publish.publisher import publish
 
 STEP_S = 0.02
 BLOCK = 16

@@ -12,11 +12,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from engine_hooks.clients import Stopwatch
 from tests.cli.commands import marked, runs
 from tests.faults.acts import VIEWERS, Act, Round
 from tests.faults.engine import TracedEngine, TroubleError, below, until
 from tests.faults.viewers import KINDS, Recording, Screen, Viewer, Watcher
+from tracer.demo.clients import Stopwatch
 from tracer.state.view import Phase
 
 SERVED_S: Final = 240.0

@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pytest
 
+from engine_hooks.protocol.clock import NS_PER_S, now
+from engine_hooks.protocol.events import HookFault, Received, Sent
+from engine_hooks.protocol.sockets import scan
 from tests.cli.commands import Commands
 from tests.effort import thinned
 from tests.transport.processes import Emitter, Wire, emitter, eventually
-from tracer.bus import Bus
-from tracer.clock import NS_PER_S, now
-from tracer.events import HookFault, Received, Sent
-from tracer.follow import follow
-from tracer.sockets import scan
-from tracer.sources import LiveSource, discover
+from tracer.recording.trace_file import TraceFile, TraceFileError
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Phase
-from tracer.trace_file import TraceFile, TraceFileError
+from tracer.transport.bus import Bus
+from tracer.transport.follow import follow
+from tracer.transport.sources import LiveSource, discover
 
 MIB = 1024 * 1024
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from tests.cli.terminal import Terminal
 from tests.faults.engine import REPOSITORY, START_S, TracedEngine, TroubleError, until
-from tracer.replay import load
+from tracer.replay.cursor import load
 from tracer.state.trace_state import TraceState
 
 ANSWER_S: Final = 60.0

@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tracer import clock
-from tracer.bus import Bus
-from tracer.events import Event, Gap, Heartbeat, SourceGone
-from tracer.sources import DirectorySource
+from engine_hooks.protocol import clock
+from engine_hooks.protocol.events import Event, Gap, Heartbeat, SourceGone
 from tracer.state.trace_state import TraceState
+from tracer.transport.bus import Bus
+from tracer.transport.sources import DirectorySource
 
 
 class Accounts:

@@ -31,8 +31,8 @@ def check(model: Any, asynchronous: bool) -> int:
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     import engine_hooks
-    from engine_hooks.emitter import emitter
-    from tracer import events
+    from engine_hooks.base.emitter import emitter
+    from engine_hooks.protocol import events
 
     with engine_hooks.attach(model):
         publisher = emitter().publisher

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from engine_hooks.protocol.events import Engine, Step, pack_u32
 from tests.tui.timeline import ENGINE, HEADER, SOURCE, START
-from tracer.analysis.achieved import achieved
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.events import Engine, Step, pack_u32
+from tracer.analysis.beside.achieved import achieved
 from tracer.state.trace_state import TraceState
 
 HEAD = 49_152 * 576

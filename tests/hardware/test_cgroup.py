@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tracer.clock import NS_PER_S
-from tracer.hardware.cgroup import CgroupWatch
+from engine_hooks.protocol.clock import NS_PER_S
+from tracer.monitor.hardware.cgroup import CgroupWatch
 
 
 class Tree:

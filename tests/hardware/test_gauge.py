@@ -8,17 +8,17 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
+from engine_hooks.protocol import clock
+from engine_hooks.protocol.clock import NS_PER_S
+from engine_hooks.protocol.events import Engine, Heartbeat, SourceGone
 from tests.hardware.nvml_double import Library
 from tests.hardware.test_achieved import decoding
 from tests.metrics.exposed import scraped
 from tests.tui.timeline import ENGINE, HEADER, SOURCE, START
-from tracer import clock
-from tracer.analysis.devices import DEVICES
-from tracer.clock import NS_PER_S
-from tracer.events import Engine, Heartbeat, SourceGone
-from tracer.hardware import gauge as gauge_module
-from tracer.hardware.gauge import HardwareGauge
-from tracer.hardware.nvml import Nvml
+from tracer.analysis.model.devices import DEVICES
+from tracer.monitor.hardware import gauge as gauge_module
+from tracer.monitor.hardware.gauge import HardwareGauge
+from tracer.monitor.hardware.nvml import Nvml
 from tracer.state.trace_state import TraceState
 
 GPU = msgspec.structs.replace(ENGINE, device="cuda:0")

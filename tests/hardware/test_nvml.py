@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.hardware.nvml_double import Library, NVMLError
-from tracer.hardware.nvml import Gpu, Nvml
+from tracer.monitor.hardware.nvml import Gpu, Nvml
 
 FUNCTIONS = [name for name in vars(Library) if name.startswith("nvmlDeviceGet")]
 

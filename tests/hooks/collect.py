@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from tracer import events
-from tracer.frames import Batch, FrameReader, SequenceCheck, decode
+from engine_hooks.protocol import events
+from engine_hooks.protocol.frames import Batch, FrameReader, SequenceCheck, decode
 
 E = TypeVar("E", bound=events.Event)
 

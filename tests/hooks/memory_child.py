@@ -107,7 +107,7 @@ def main(rounds: int, hooks: bool) -> None:
     collected = watch.alive()
     steps = 0
     if handle is not None:
-        from engine_hooks.emitter import emitter
+        from engine_hooks.base.emitter import emitter
 
         steps = emitter().buffer.emitted
         handle.detach()

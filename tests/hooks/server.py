@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_hooks.inject import environment
+from engine_hooks.protocol.environment import traced_environment
 from tests.hooks.census import counting
 from tests.hooks.collect import Collector
 from tracer.state.trace_state import TraceState
@@ -71,7 +71,7 @@ def serving(
     with log.open("wb") as out:
         process = subprocess.Popen(
             command(model, port, blocks=blocks, batch_tokens=batch_tokens), stdout=out, stderr=subprocess.STDOUT,
-            env=environment(env, sockets, "test") if traced else env, start_new_session=True,
+            env=traced_environment(env, sockets, "test") if traced else env, start_new_session=True,
         )  # fmt: skip
     try:
         url = f"http://127.0.0.1:{port}"

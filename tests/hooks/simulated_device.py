@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from engine_hooks import devices
-from engine_hooks.devices import DeviceClock, DeviceTimer, EventPool
-from tracer import events
-from tracer.clock import NS_PER_MS, NS_PER_S
+from engine_hooks.base import device_timer
+from engine_hooks.base.device_timer import DeviceClock, DeviceTimer, EventPool
+from engine_hooks.protocol import events
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
 
 US = 1_000
 RESOLUTION_MS = 0.5e-3
@@ -109,7 +109,7 @@ class Engine:
     fetched (asynchronous scheduling)."""
 
     def __init__(self, machine: Machine, monkeypatch: pytest.MonkeyPatch, *, ahead: bool, seed: int = 1) -> None:
-        monkeypatch.setattr(devices, "now", lambda: machine.now)
+        monkeypatch.setattr(device_timer, "now", lambda: machine.now)
         self.machine = machine
         self.clock = DeviceClock(EventPool(machine.event))
         self.ahead = ahead

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from engine_hooks.protocol import events
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
 from tests.hooks.simulated_device import Costs, Engine, Machine, Told
-from tracer import events
-from tracer.clock import NS_PER_MS, NS_PER_S
 
 CASES = {
     "device-bound": Costs(),

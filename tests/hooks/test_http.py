@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from engine_hooks.emitter import Emitter
-from engine_hooks.http import Fronts, TracingMiddleware
-from tracer import events
-from tracer.stages import Stage
+from engine_hooks.base.emitter import Emitter
+from engine_hooks.base.http import Fronts, TracingMiddleware
+from engine_hooks.protocol import events
+from engine_hooks.protocol.stages import Stage
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 ROUTES = {CHAT: b'"content":"', RESPONSES: b".delta", MESSAGES: b'_delta"'}

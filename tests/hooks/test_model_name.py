@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine_hooks.model_name import LIMIT, model_name
+from engine_hooks.base.model_name import LIMIT, model_name
 
 
 @pytest.mark.parametrize(

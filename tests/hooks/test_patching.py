@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine_hooks.patching import FAULT_LIMIT, Hook, Patches
+from engine_hooks.base.patching import FAULT_LIMIT, Hook, Patches
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine_hooks.emitter import Emitter
-from engine_hooks.http import Fronts, TracingMiddleware
-from tracer.events import Event, Received
+from engine_hooks.base.emitter import Emitter
+from engine_hooks.base.http import Fronts, TracingMiddleware
+from engine_hooks.protocol.events import Event, Received
 
 
 async def told_by(headers: list[tuple[bytes, bytes]]) -> Received:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from engine_hooks.protocol import events
+from engine_hooks.protocol.events import unpack_u32
 from tests.hooks.collect import Collector
-from tracer import events
-from tracer.events import unpack_u32
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def traced(model: Any, sockets: Path) -> Iterator[Collector]:
     import engine_hooks
-    from engine_hooks.emitter import emitter
+    from engine_hooks.base.emitter import emitter
 
     with engine_hooks.attach(model):
         publisher = emitter().publisher
@@ -197,10 +197,10 @@ def test_a_request_larger_than_the_cache_kills_the_engine_and_the_reason_is_told
 
 def test_detaching_leaves_the_engine_as_it_was(model: Any, prompts: list[list[int]], sockets: Path) -> None:
     import engine_hooks
-    from engine_hooks import transformers_cb
-    from engine_hooks.patching import _resolve
+    from engine_hooks.base.patching import _resolve
+    from engine_hooks.transformers import continuous_batching
 
-    hooks = transformers_cb.EngineHooks.table(transformers_cb.EngineHooks(engine_hooks.emitter.emitter()))
+    hooks = continuous_batching.EngineHooks.table(continuous_batching.EngineHooks(engine_hooks.base.emitter.emitter()))
     before = {hook.path: _resolve(hook.path)[2] for hook in hooks}
     first = engine_hooks.attach(model)
     second = engine_hooks.attach(model)
@@ -221,7 +221,7 @@ def test_attaching_in_the_middle_shows_what_is_already_running(
     model: Any, prompts: list[list[int]], sockets: Path
 ) -> None:
     import engine_hooks
-    from engine_hooks.emitter import emitter
+    from engine_hooks.base.emitter import emitter
 
     with model.continuous_batching_context_manager(**configs(60, 64)) as manager:
         rid = manager.add_request(prompts[0], max_new_tokens=60, streaming=True)

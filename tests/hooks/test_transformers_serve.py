@@ -18,10 +18,10 @@ from typing import Protocol
 import openai
 import pytest
 
+from engine_hooks.protocol import events
+from engine_hooks.protocol.stages import Stage
 from tests.hooks.server import Server, folded, serving
 from tests.measured import measured
-from tracer import events
-from tracer.stages import Stage
 from tracer.state.view import Phase, RequestView, Status
 
 pytestmark = pytest.mark.slow
@@ -292,8 +292,8 @@ async def test_a_wrong_request_is_closed_with_its_status(server: Server) -> None
 
 
 async def test_with_eight_clients_at_once_what_lies_outside_the_server_is_told(server: Server) -> None:
-    from engine_hooks.clients import Stopwatch as ClientWatch
-    from engine_hooks.demo import outside_server
+    from tracer.demo.clients import Stopwatch as ClientWatch
+    from tracer.demo.demo import outside_server
 
     client = client_of(server)
     with server.collect() as collector:

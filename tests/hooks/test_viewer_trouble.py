@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from tests.hooks.server import Server, folded, serving
-from tracer.sources import discover
+from tracer.transport.sources import discover
 
 pytestmark = pytest.mark.slow
 

@@ -17,13 +17,13 @@ from typing import Final
 from unittest import mock
 
 from tests.hostile.payloads import MARK
-from tracer.cli import main
-from tracer.text import clean
+from tracer.cli.main import main
+from tracer.format.text import clean
 
 STEERING: Final = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\xad\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u206f\ufeff]"
 )
-"""What no line for people holds, said here again: a hole in `tracer.text` must not be a hole in its test."""
+"""What no line for people holds, said here again: a hole in `tracer.format.text` must not be a hole in its test."""
 OWN: Final = re.compile(
     r"\x1b\[(?!666)[0-9;]*[mHKJABCDG]|\x1b\[\?[0-9;]+[hlu]|\x1b\]22;[a-z]*\x07|\x1b\[[<>=][0-9;]*[uct]?|\x1b\[\?[0-9;]+\$p"
     r"|\x1b\[[0-9;]*[ct]|\r|\n"

@@ -10,15 +10,15 @@ from typing import Any, Final
 
 import msgspec
 
+from engine_hooks.protocol.blocks import EVENTS, INDEX, KEYFRAME, Speaker, make_block, preamble, tail
+from engine_hooks.protocol.blocks import MARK as MARK_KIND
+from engine_hooks.protocol.clock import NS_PER_S
+from engine_hooks.protocol.recorder import Recorder
+from engine_hooks.protocol.stream_decoder import Intake
 from tests.hostile import payloads
 from tests.hostile.doors import Outcome, check, check_file, run
 from tests.hostile.payloads import MARK, NUMBERS, text
-from tracer.blocks import EVENTS, INDEX, KEYFRAME, Speaker, make_block, preamble, tail
-from tracer.blocks import MARK as MARK_KIND
-from tracer.clock import NS_PER_S
-from tracer.intake import Intake
-from tracer.keyframes.keyframer import Keyframer
-from tracer.recording import Recorder
+from tracer.recording.keyframes.keyframer import Keyframer
 
 
 def recording(pick: random.Random, path: Path, mild: bool = False) -> None:

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import msgspec
 
+from engine_hooks.protocol.clock import NS_PER_S, ClockAnchor
+from engine_hooks.protocol.events import EVENT_TYPES, SCHEMA_VERSION, Event, Header, Prompt, pack_u32
+from engine_hooks.protocol.frames import MAX_FRAME, Batch, Hello, encode, encode_events
 from tests.state.traces import simulate
 from tests.tui.timeline import ENGINE
-from tracer.clock import NS_PER_S, ClockAnchor
-from tracer.events import EVENT_TYPES, SCHEMA_VERSION, Event, Header, Prompt, pack_u32
-from tracer.frames import MAX_FRAME, Batch, Hello, encode, encode_events
 
 MARK: Final = "\x1b[666;13m"
 """A sequence that no program of ours writes: found in what reaches a terminal, it came from a payload."""

@@ -13,18 +13,18 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from engine_hooks.protocol.events import SourceGone
+from engine_hooks.protocol.sockets import listen
+from engine_hooks.protocol.stream_decoder import Delivery, Intake
 from tests.hostile.doors import STEERING, check_sent
 from tests.hostile.payloads import MARK, stream
 from tests.tui.stage import CapturingDriver, settle
-from tracer.bus import Bus
-from tracer.events import SourceGone
-from tracer.intake import Delivery, Intake
-from tracer.live_recording import LiveRecording
-from tracer.player import Player
-from tracer.screen import _app
-from tracer.sockets import listen
+from tracer.cli.screen import _app
+from tracer.recording.live_recording import LiveRecording
+from tracer.replay.player import Player
+from tracer.transport.bus import Bus
 from tracer.tui.app import TracerApp
-from tracer.tui.replay import ReplayApp
+from tracer.tui.replay.app import ReplayApp
 
 KEYS: Final = (
     "down",
@@ -156,7 +156,7 @@ def fold(data: bytes, pick: random.Random) -> None:
     from tracer.analysis.diagnosis.series import ObservedState
     from tracer.export import jsondoc, text
     from tracer.export.diagnosis_text import diagnosis_text
-    from tracer.state.numbers import Ask
+    from tracer.state.metrics.numbers import Ask
 
     state, intake = ObservedState(), Intake("peer")
     for start in range(0, len(data), 65_536):

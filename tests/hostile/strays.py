@@ -11,13 +11,13 @@ from typing import Final
 
 import msgspec
 
+from engine_hooks.protocol.block_maker import known_at
+from engine_hooks.protocol.blocks import EVENTS, HEADER_SIZE, PREAMBLE_SIZE, make_block, read_content, read_header
+from engine_hooks.protocol.events import Engine, Event
+from engine_hooks.protocol.recorder import Recorder
+from engine_hooks.protocol.stream_decoder import Delivery
 from tests.diagnosis.scenario import START, Ask, Lab, Told, steady
 from tests.state.traces import header
-from tracer.block_maker import known_at
-from tracer.blocks import EVENTS, HEADER_SIZE, PREAMBLE_SIZE, make_block, read_content, read_header
-from tracer.events import Engine, Event
-from tracer.intake import Delivery
-from tracer.recording import Recorder
 
 MODEL: Final = {
     "params": 134_515_008, "weight_bytes": 269_030_016, "layers": 30, "hidden": 576, "heads": 9, "kv_heads": 3,
@@ -81,7 +81,7 @@ def write(path: Path, told: Told) -> Path:
 def believed_by_its_writer(path: Path) -> Path:
     """The file as a writer leaves it that believes every stamp: its blocks' times stand still once one was far ahead.
     Without an index, which says so too."""
-    from tracer.trace_file import TraceFile
+    from tracer.recording.trace_file import TraceFile
 
     with TraceFile(path) as trace:
         blocks = [(block, [known_at(event) for told in trace.read(block) for event in told.events])

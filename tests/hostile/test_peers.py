@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from engine_hooks.protocol.blocks import TraceFileError
 from tests.cli.terminal import Terminal
 from tests.effort import examples, thinned
 from tests.hostile.doors import check, check_sent, run
 from tests.hostile.files import recording
 from tests.hostile.payloads import MARK, STREAMS
 from tests.hostile.peers import Peers, fold, show_file, show_streams, some_streams
-from tracer.blocks import TraceFileError
-from tracer.run import RUN_PREFIX
+from tracer.transport.run_folders import RUN_PREFIX
 
 
 @pytest.fixture

@@ -11,15 +11,15 @@ from typing import Any, Final
 
 import pytest
 
+from engine_hooks.protocol.stamps import set_aside_line
 from tests.cli.terminal import Terminal
 from tests.diagnosis.scenario import START
 from tests.hostile import strays
 from tests.hostile.strays import MOST_MB, Measured, S, believed_by_its_writer, commands, plain, run, strewn, write
 from tests.state.test_stamps import MAKERS, moved
-from tracer.player import Player
-from tracer.replay import load
-from tracer.stamps import set_aside_line
-from tracer.trace_file import TraceFile
+from tracer.recording.trace_file import TraceFile
+from tracer.replay.cursor import load
+from tracer.replay.player import Player
 
 KINDS: Final = ("Received", "Heartbeat", "Step", "Closed", "Sent")
 STAMPS: Final = {
@@ -149,7 +149,7 @@ def test_the_timeline_of_a_file_is_that_without_the_stray(
 
 def test_an_import_leaves_spans_out_whose_times_contradict_the_others(tmp_path: Path) -> None:
     from tests.spans.test_import_spans import HERE
-    from tracer.import_spans import read
+    from tracer.export.imports.spans import read
 
     document = json.loads((HERE / "vllm.json").read_text())
     spans = document["resourceSpans"][0]["scopeSpans"][0]["spans"]

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from engine_hooks.protocol.events import Engine, EngineStatus, Gap, Heartbeat, Queued, Received, Scheduled
 from tests.metrics.exposed import scraped
 from tests.metrics.test_tally import one
 from tests.state.traces import MS, START, S
-from tracer.alerts import QUIET_S, Alert, Alerts, AlertsError, News
-from tracer.events import Engine, EngineStatus, Gap, Heartbeat, Queued, Received, Scheduled
-from tracer.outlets import Outlets
+from tracer.monitor.alerts import QUIET_S, Alert, Alerts, AlertsError, News
+from tracer.monitor.outlets import Outlets
+from tracer.recording.triggers import parse
 from tracer.state.trace_state import TraceState
-from tracer.triggers import parse
 
 
 class Watched:

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from engine_hooks.protocol.events import Closed, Received
 from tests.metrics.exposed import Exposed, scraped
 from tests.tui.timeline import HEADER, SOURCE, Timeline
-from tracer.alerts import Alert, Alerts
-from tracer.analysis.achieved import Achieved
-from tracer.analysis.devices import DEVICES
-from tracer.events import Closed, Received
+from tracer.analysis.beside.achieved import Achieved
+from tracer.analysis.model.devices import DEVICES
 from tracer.export.jsondoc import main_engine
 from tracer.export.metrics import families
-from tracer.hardware.cgroup import Throttling
-from tracer.hardware.gauge import Reading, families_of
-from tracer.hardware.nvml import Gpu
+from tracer.monitor.alerts import Alert, Alerts
+from tracer.monitor.hardware.cgroup import Throttling
+from tracer.monitor.hardware.gauge import Reading, families_of
+from tracer.monitor.hardware.nvml import Gpu
+from tracer.recording.triggers import parse
 from tracer.state.trace_state import TraceState
-from tracer.triggers import parse
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana" / "tracer.json"
 METRIC = re.compile(r"\b((?:gen_ai|tracer)_[a-z0-9_]+)(\{[^}]*\})?")

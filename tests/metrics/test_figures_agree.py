@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from engine_hooks.protocol.stages import Stage
 from tests.effort import thinned
 from tests.metrics.exposed import Exposed, scraped
 from tests.tui.stage import FixedFeed, app_on, rows_of, settle
 from tracer.export.jsondoc import document
 from tracer.export.metrics import families
-from tracer.replay import load
-from tracer.stages import Stage
-from tracer.state.tally import BOUNDS
-from tracer.state.timers import TIMERS
+from tracer.replay.cursor import load
+from tracer.state.metrics.tally import BOUNDS
+from tracer.state.metrics.timers import TIMERS
 from tracer.state.trace_state import TraceState
 from tracer.state.view import RequestView
 

@@ -14,10 +14,9 @@ import pytest
 from tests.metrics.exposed import Exposed
 from tests.metrics.test_tally import one
 from tests.state.traces import START
-from tracer import metrics_server
+from tracer.export.extras import MissingExtraError
 from tracer.export.metrics import COUNTER, Family, families
-from tracer.extras import MissingExtraError
-from tracer.metrics_server import Endpoint, MetricsError, address_of
+from tracer.monitor.endpoint import MOST_AT_ONCE, Endpoint, MetricsError, address_of
 from tracer.state.trace_state import TraceState
 
 OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
@@ -117,7 +116,7 @@ async def test_clients_that_say_nothing_or_nonsense_hold_nobody_up(
 ) -> None:
     endpoint.answer_from(list, asyncio.get_running_loop())
     port = int(endpoint.url.rpartition(":")[2].partition("/")[0])
-    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(metrics_server.MOST_AT_ONCE - 1)]
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(MOST_AT_ONCE - 1)]
     with socket.create_connection(("127.0.0.1", port)) as rude:
         rude.sendall(b"\x00\xff" * 200 + b"\r\n\r\n")
     assert (await get(endpoint.url))[0] == 200

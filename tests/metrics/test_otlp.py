@@ -14,8 +14,8 @@ from tests.metrics.exposed import scraped
 from tests.metrics.test_tally import folded
 from tests.state.traces import simulate
 from tracer.export.metrics import families
-from tracer.metrics_push import Pusher, headers_of, target_of
-from tracer.metrics_server import MetricsError
+from tracer.monitor.endpoint import MetricsError
+from tracer.monitor.push import Pusher, headers_of, target_of
 
 WALL = 1_700_000_000_000_000_000
 

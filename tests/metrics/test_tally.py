@@ -8,10 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
-from tests.metrics.exposed import scraped
-from tests.state.traces import MS, START, S, header, simulate
-from tracer.events import (
+from engine_hooks.protocol.events import (
     Closed,
     Engine,
     Finished,
@@ -23,8 +20,11 @@ from tracer.events import (
     Released,
     SourceGone,
 )  # fmt: skip
+from tests.effort import examples
+from tests.metrics.exposed import scraped
+from tests.state.traces import MS, START, S, header, simulate
 from tracer.export.metrics import families
-from tracer.state.tally import GRACE_NS, OTHER, REASONS, ROUTES
+from tracer.state.metrics.tally import GRACE_NS, OTHER, REASONS, ROUTES
 from tracer.state.trace_state import TraceState
 
 

@@ -53,9 +53,9 @@ def test_the_wheel_holds_both_packages_and_nothing_else(built: tuple[Path, Path]
         licence = wheel.read(f"{info}/licenses/LICENSE")
     assert {name for name in names if not name.startswith(info)} == of_package("tracer", "engine_hooks")
     assert {"tracer/py.typed", "engine_hooks/py.typed", "engine_hooks/inject/sitecustomize.py"} <= names
-    assert entries["console_scripts"]["tracer"] == "tracer.cli:main"
-    assert entries["vllm.general_plugins"]["tracer"] == "engine_hooks.vllm:register"
-    assert entries["sglang.srt.plugins"]["tracer"] == "engine_hooks.sglang:register"
+    assert entries["console_scripts"]["tracer"] == "tracer.cli.main:main"
+    assert entries["vllm.general_plugins"]["tracer"] == "engine_hooks.inject.plugins:register_vllm"
+    assert entries["sglang.srt.plugins"]["tracer"] == "engine_hooks.sglang.plugin:register"
     assert licence == (ROOT / "LICENSE").read_bytes()
     check_metadata(metadata)
 

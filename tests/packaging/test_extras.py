@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tracer import extras
-from tracer.extras import DISTRIBUTION, MissingExtraError, install_command, wants
+from tracer.export import extras
+from tracer.export.extras import DISTRIBUTION, MissingExtraError, install_command, wants
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

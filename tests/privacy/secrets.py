@@ -8,14 +8,14 @@ import time
 
 import msgspec
 
+from engine_hooks.protocol.clock import NS_PER_S, now
+from engine_hooks.protocol.events import AnyEvent, Event, Output
+from engine_hooks.protocol.stream_decoder import Delivery
+from engine_hooks.publish.buffer import EventBuffer
+from engine_hooks.publish.publisher import publish
 from tests.diagnosis.scenario import Ask, Lab
 from tests.diagnosis.words import chatml, prose
 from tests.state.traces import header
-from tracer.buffer import EventBuffer
-from tracer.clock import NS_PER_S, now
-from tracer.events import AnyEvent, Event, Output
-from tracer.intake import Delivery
-from tracer.publisher import publish
 
 SECRET = "xyzzyplugh"
 

@@ -9,25 +9,24 @@ from pathlib import Path
 
 import pytest
 
+from engine_hooks.protocol.clock import NS_PER_S
+from engine_hooks.protocol.recorder import Recorder
 from tests.cli.commands import Commands
 from tests.cli.conftest import tracer as tracer
 from tests.hostile.doors import run
 from tests.privacy.secrets import SECRET, deliveries
 from tests.recording.story import Clock, fold
-from tracer.alerts import Alerts
 from tracer.analysis.diagnosis import ObservedState, diagnose
-from tracer.analysis.diagnosis.live import LiveDiagnosis
-from tracer.clock import NS_PER_S
+from tracer.cli.export import FORMATS, export_state
 from tracer.export import jsondoc, metrics, openmetrics, otlp_metrics, text
 from tracer.export.diagnosis_text import diagnosis_text
-from tracer.exports import FORMATS, export_state
-from tracer.flight import FlightRecorder
-from tracer.keyframes.keyframer import Keyframer
-from tracer.record_command import live_findings
-from tracer.recording import Recorder
+from tracer.monitor.alerts import Alerts
+from tracer.monitor.live_findings import LiveDiagnosis, live_findings
+from tracer.recording.flight import FlightRecorder
+from tracer.recording.keyframes.keyframer import Keyframer
+from tracer.recording.trace_file import TraceFile
+from tracer.recording.triggers import parse
 from tracer.state.trace_state import TraceState
-from tracer.trace_file import TraceFile
-from tracer.triggers import parse
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from engine_hooks.protocol.blocks import FORMAT
+from engine_hooks.protocol.events import SCHEMA_VERSION
+from engine_hooks.protocol.recorder import Recorder
 from tests.recording.story import S, some
-from tracer.blocks import FORMAT
-from tracer.events import SCHEMA_VERSION
-from tracer.keyframes.keyframer import Keyframer
-from tracer.recording import Recorder
+from tracer.recording.keyframes.keyframer import Keyframer
 
 FOLDER = Path(__file__).parent / "fixtures"
 

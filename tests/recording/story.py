@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
+from engine_hooks.protocol.block_maker import known_at, without_text
+from engine_hooks.protocol.events import AnyEvent, Event, Header, Heartbeat
+from engine_hooks.protocol.recorder import Recorder
+from engine_hooks.protocol.stream_decoder import Delivery
 from tests.state.traces import Trace, simulate
-from tracer.block_maker import known_at, without_text
-from tracer.events import AnyEvent, Event, Header, Heartbeat
-from tracer.intake import Delivery
-from tracer.keyframes.keyframer import Keyframer
-from tracer.recording import Recorder
+from tracer.recording.keyframes.keyframer import Keyframer
 from tracer.state.trace_state import TraceState
 
 MS, S = 1_000_000, 1_000_000_000

@@ -14,9 +14,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.recording.story import record, some
-from tracer import event_columns, zstd_frames
-from tracer.blocks import (
+from engine_hooks.protocol import zstd_frames
+from engine_hooks.protocol.blocks import (
     EVENTS,
     HEADER_SIZE,
     KEYFRAME,
@@ -32,9 +31,11 @@ from tracer.blocks import (
     read_tail,
     tail,
 )
-from tracer.frames import Batch, FrameReader, decode
-from tracer.trace_file import TraceFile
-from tracer.zstd_frames import PackingError, pack, stored, unpack
+from engine_hooks.protocol.frames import Batch, FrameReader, decode
+from engine_hooks.protocol.zstd_frames import PackingError, pack, stored, unpack
+from tests.recording.story import record, some
+from tracer.recording import event_columns
+from tracer.recording.trace_file import TraceFile
 
 
 @given(st.binary(max_size=300_000), st.sampled_from([EVENTS, KEYFRAME]), st.integers(0, 1 << 62))

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from engine_hooks.protocol import zstd_frames
+from engine_hooks.protocol.events import Event, Gap, Heartbeat, HookFault, Output, Prompt, Received, Sent
+from engine_hooks.publish.engine_recording import EngineRecording, from_environment, path_of
 from tests.recording.story import S
 from tests.state.traces import header
 from tests.transport.processes import Wire, emitter, eventually
-from tracer import zstd_frames
-from tracer.engine_recording import EngineRecording, from_environment, path_of
-from tracer.events import Event, Gap, Heartbeat, HookFault, Output, Prompt, Received, Sent
-from tracer.replay import load
-from tracer.trace_file import TraceFile, repair
+from tracer.recording.trace_file import TraceFile, repair
+from tracer.replay.cursor import load
 
 pytestmark = pytest.mark.slow
 
@@ -154,7 +154,7 @@ def test_an_engine_without_the_zstandard_package_records_too(tmp_path: Path, mon
 def test_the_recorder_brings_nothing_into_an_engine_that_it_does_not_have() -> None:
     code = (
         "import sys; sys.modules['zstandard'] = None; sys.modules['numpy'] = None\n"
-        "import tracer.engine_recording\n"
+        "import engine_hooks.publish.engine_recording\n"
         "loaded = {name.partition('.')[0] for name in sys.modules} & {'textual', 'rich', 'platformdirs', 'torch'}\n"
         "print(loaded, any(name.startswith('tracer.state') for name in sys.modules))\n"
     )

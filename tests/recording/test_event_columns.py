@@ -9,13 +9,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from engine_hooks.protocol.events import Begin, Event, Prompt, Sent, Step, pack_u32
+from engine_hooks.protocol.frames import Batch, FrameError, decode, encode_events
+from engine_hooks.protocol.stages import Stage
 from tests.effort import examples
 from tests.state.test_properties import hostile
 from tests.state.traces import simulate
-from tracer import event_columns
-from tracer.events import Begin, Event, Prompt, Sent, Step, pack_u32
-from tracer.frames import Batch, FrameError, decode, encode_events
-from tracer.stages import Stage
+from tracer.recording import event_columns
 
 quick = settings(max_examples=examples(150), deadline=None)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from engine_hooks.protocol.stream_decoder import Delivery
 from tests.recording.story import some
-from tracer.bus import Bus
-from tracer.evidence_ring import EvidenceRing
-from tracer.excerpt import around, evidence_folder, unused
-from tracer.flight import FlightRecorder
-from tracer.intake import Delivery
-from tracer.replay import load
+from tracer.recording.evidence_ring import EvidenceRing
+from tracer.recording.excerpt import around, evidence_folder, unused
+from tracer.recording.flight import FlightRecorder
+from tracer.replay.cursor import load
+from tracer.transport.bus import Bus
 
 
 async def told(deliveries: list[Delivery], more: asyncio.Event) -> AsyncIterator[Delivery]:

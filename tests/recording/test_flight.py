@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.recording.story import MS, Clock, S, fold
-from tests.state.traces import header
-from tracer import clock as real_clock
-from tracer.bus import Bus
-from tracer.events import (
+from engine_hooks.protocol import clock as real_clock
+from engine_hooks.protocol.events import (
     Engine,
     EngineStatus,
     Event,
@@ -33,11 +30,14 @@ from tracer.events import (
     Step,
     pack_u32,
 )
-from tracer.flight import MOST_FILES, FlightRecorder
-from tracer.intake import Delivery
-from tracer.replay import load
-from tracer.trace_file import TraceFile
-from tracer.triggers import RuleError, parse
+from engine_hooks.protocol.stream_decoder import Delivery
+from tests.recording.story import MS, Clock, S, fold
+from tests.state.traces import header
+from tracer.recording.flight import MOST_FILES, FlightRecorder
+from tracer.recording.trace_file import TraceFile
+from tracer.recording.triggers import RuleError, parse
+from tracer.replay.cursor import load
+from tracer.transport.bus import Bus
 
 
 class Engine1:

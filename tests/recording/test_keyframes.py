@@ -10,35 +10,35 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
+from engine_hooks.protocol.events import Alias, AnyEvent, Event, Gap, Output, SourceGone, Step
+from engine_hooks.protocol.stamps import Stamps
+from engine_hooks.protocol.stream_decoder import Delivery
 from tests.effort import examples
 from tests.recording.story import fold, plain
 from tests.state.test_properties import hostile
 from tests.state.traces import simulate
-from tracer.events import Alias, AnyEvent, Event, Gap, Output, SourceGone, Step
-from tracer.intake import Delivery
-from tracer.keyframes.keyframer import Keyframer
-from tracer.keyframes.opened import KeyframeError, Opened, opened
-from tracer.keyframes.records import Keyframe, columns_of, state_version
-from tracer.keyframes.requests import SleepingRequest
-from tracer.keyframes.restore import restore, usable
-from tracer.keyframes.sleeping_steps import StepsLostError
-from tracer.stamps import Stamps
-from tracer.state.books import Books
-from tracer.state.groups import Groups
-from tracer.state.kv import BlockMap
-from tracer.state.ledger import Ledger
-from tracer.state.pace import Pace
-from tracer.state.rates import RateLog
-from tracer.state.request_table import RequestTable
-from tracer.state.requests import Settled
-from tracer.state.source import Source
-from tracer.state.step_history import StepHistory
-from tracer.state.steps import Batch
-from tracer.state.tally import Tally
-from tracer.state.timers import Timers
+from tracer.recording.keyframes.keyframer import Keyframer
+from tracer.recording.keyframes.opened import KeyframeError, Opened, opened
+from tracer.recording.keyframes.records import Keyframe, columns_of, state_version
+from tracer.recording.keyframes.requests import SleepingRequest
+from tracer.recording.keyframes.restore import restore, usable
+from tracer.recording.keyframes.sleeping_steps import StepsLostError
+from tracer.state.engine.kv import BlockMap
+from tracer.state.engine.source import Source
+from tracer.state.engine.step_history import StepHistory
+from tracer.state.engine.steps import Batch
+from tracer.state.metrics.books import Books
+from tracer.state.metrics.groups import Groups
+from tracer.state.metrics.ledger import Ledger
+from tracer.state.metrics.pace import Pace
+from tracer.state.metrics.rates import RateLog
+from tracer.state.metrics.tally import Tally
+from tracer.state.metrics.timers import Timers
+from tracer.state.metrics.track import Track
+from tracer.state.metrics.windowed import WindowedCounts
+from tracer.state.request.request import Settled
+from tracer.state.request.table import RequestTable
 from tracer.state.trace_state import TraceState
-from tracer.state.track import Track
-from tracer.state.windowed import WindowedCounts
 
 pytestmark = pytest.mark.slow
 
@@ -229,7 +229,7 @@ def mutate(value: object, pick: random.Random) -> object:
 @given(st.integers(0, 1 << 32))
 def test_a_made_up_keyframe_is_refused_or_harmless(seed: int) -> None:
     """Checksums hold nobody off who means it: whatever is decoded may be shown without an exception."""
-    from tracer.keyframes import records
+    from tracer.recording.keyframes import records
 
     pick = random.Random(seed)
     made = _some_tape()
@@ -411,7 +411,7 @@ KNOWN = {
 
 
 def test_nothing_of_the_state_is_unknown_to_keyframes() -> None:
-    """A new attribute needs a place in `tracer.keyframes`, or a word here that it needs none."""
+    """A new attribute needs a place in `tracer.recording.keyframes`, or a word here that it needs none."""
     state = fold([*_some_tape().parts[0], *_some_tape().parts[1]])
     source = next(iter(state.sources.values()))
     parts = [state, state.requests, source, source.batch, source.batch.history, source.blocks, state.received,

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_hooks.protocol.blocks import TraceFileError
+from engine_hooks.protocol.events import Heartbeat, Received, Sent, Step
+from engine_hooks.protocol.recorder import Recorder
+from engine_hooks.protocol.stream_decoder import Delivery
 from tests.effort import examples
 from tests.recording.story import MS, Clock, S, beats, fold, record, some, states
 from tests.state.traces import header
-from tracer.blocks import TraceFileError
-from tracer.events import Heartbeat, Received, Sent, Step
-from tracer.intake import Delivery
-from tracer.keyframe_index import KeyframeIndex
-from tracer.player import SPEEDS, Player
-from tracer.recording import Recorder
-from tracer.replay import Cursor, load
-from tracer.trace_file import TraceFile
+from tracer.recording.trace_file import TraceFile
+from tracer.replay.cursor import Cursor, load
+from tracer.replay.keyframe_index import KeyframeIndex
+from tracer.replay.player import SPEEDS, Player
 from tracer.tui.feed import Feed
 
 DELIVERIES = some(11, requests=14, split=True, blocks=60)
@@ -37,7 +37,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     record(made["with"], DELIVERIES)
     record(made["without"], DELIVERIES, keyframes=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tracer.keyframes.keyframer.state_version", lambda: "another version")
+        patch.setattr("tracer.recording.keyframes.keyframer.state_version", lambda: "another version")
         record(made["foreign"], DELIVERIES)
     return made
 
@@ -46,9 +46,9 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """These traces are short: keyframes are used for every seek all the same. A tick takes as long as it takes: how
     busy this machine is must not matter."""
-    monkeypatch.setattr("tracer.replay.NEAR_NS", 0)
-    monkeypatch.setattr("tracer.player.SLICE_NS", 60 * S)
-    monkeypatch.setattr("tracer.player.SEEK_NS", 60 * S)
+    monkeypatch.setattr("tracer.replay.cursor.NEAR_NS", 0)
+    monkeypatch.setattr("tracer.replay.player.SLICE_NS", 60 * S)
+    monkeypatch.setattr("tracer.replay.player.SEEK_NS", 60 * S)
 
 
 @pytest.fixture(params=["with", "without", "foreign"])
@@ -414,8 +414,8 @@ def test_a_file_that_stands_still_is_read_ahead_and_a_seek_opens_no_keyframe_the
         player.tick()
     assert not player.trace.problems
     opened: list[bytes] = []
-    monkeypatch.setattr("tracer.keyframe_index.opened", opened.append)
-    monkeypatch.setattr("tracer.keyframes.opened._found_rows", opened.append)
+    monkeypatch.setattr("tracer.replay.keyframe_index.opened", opened.append)
+    monkeypatch.setattr("tracer.recording.keyframes.opened._found_rows", opened.append)
     for t, until, digest in STATES[:: max(1, len(STATES) // 12)]:
         player.seek((t + until) // 2)
         assert settle(player).state.digest() == digest
@@ -425,8 +425,8 @@ def test_a_file_that_stands_still_is_read_ahead_and_a_seek_opens_no_keyframe_the
 def test_a_far_seek_in_a_file_without_keyframes_takes_several_ticks(
     paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tracer.player.SEEK_NS", 0)
-    monkeypatch.setattr("tracer.player.SLICE_NS", 0)
+    monkeypatch.setattr("tracer.replay.player.SEEK_NS", 0)
+    monkeypatch.setattr("tracer.replay.player.SLICE_NS", 0)
     player = Player.open(paths["without"], now=Clock(), paused=True)
     settle(player)
     player.seek(player.trace.end)

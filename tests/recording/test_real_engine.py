@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
+from engine_hooks.protocol.clock import NS_PER_S
+from engine_hooks.protocol.recorder import Recorder
+from engine_hooks.protocol.stream_decoder import Delivery
 from tests.recording.story import fold
-from tracer.bus import Bus
-from tracer.clock import NS_PER_S
-from tracer.flight import FlightRecorder
-from tracer.intake import Delivery
-from tracer.keyframe_index import KeyframeIndex
-from tracer.keyframes.keyframer import Keyframer
-from tracer.player import Player
-from tracer.recording import Recorder
-from tracer.replay import load
-from tracer.sources import DirectorySource
+from tracer.recording.flight import FlightRecorder
+from tracer.recording.keyframes.keyframer import Keyframer
+from tracer.recording.trace_file import TraceFile
+from tracer.recording.triggers import parse
+from tracer.replay.cursor import load
+from tracer.replay.keyframe_index import KeyframeIndex
+from tracer.replay.player import Player
 from tracer.state.trace_state import TraceState
-from tracer.trace_file import TraceFile
-from tracer.triggers import parse
+from tracer.transport.bus import Bus
+from tracer.transport.sources import DirectorySource
 
 PATIENCE_S = 240.0
 

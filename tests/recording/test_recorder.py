@@ -14,19 +14,19 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from engine_hooks.protocol import clock
+from engine_hooks.protocol.block_maker import ROOM, without_text
+from engine_hooks.protocol.blocks import Mark, TraceFileError
+from engine_hooks.protocol.events import Event, Gap, Heartbeat, Output, Prompt, Received, Sent, Step
+from engine_hooks.protocol.frames import encode_events
+from engine_hooks.protocol.recorder import Recorder
+from engine_hooks.protocol.stream_decoder import Delivery
 from tests.recording.story import MS, Clock, S, fold, header_of, record, some, states
 from tests.state.traces import header
-from tracer import clock
-from tracer.block_maker import ROOM, without_text
-from tracer.blocks import Mark, TraceFileError
-from tracer.bus import Bus
-from tracer.events import Event, Gap, Heartbeat, Output, Prompt, Received, Sent, Step
-from tracer.frames import encode_events
-from tracer.intake import Delivery
-from tracer.keyframes.keyframer import Keyframer
-from tracer.recording import Recorder
-from tracer.replay import load
-from tracer.trace_file import TraceFile
+from tracer.recording.keyframes.keyframer import Keyframer
+from tracer.recording.trace_file import TraceFile
+from tracer.replay.cursor import load
+from tracer.transport.bus import Bus
 
 
 def told(*events: Event, source: str = "engine") -> Delivery:
@@ -283,8 +283,8 @@ def test_a_writer_that_is_killed_leaves_a_file_that_lacks_its_last_second_at_mos
     code = (
         "import sys, time\n"
         "from tests.state.traces import header\n"
-        "from tracer.clock import now\nfrom tracer.events import Sent\nfrom tracer.intake import Delivery\n"
-        "from tracer.recording import Recorder\n"
+        "from engine_hooks.protocol.clock import now\nfrom engine_hooks.protocol.events import Sent\nfrom engine_hooks.protocol.stream_decoder import Delivery\n"
+        "from engine_hooks.protocol.recorder import Recorder\n"
         "recorder = Recorder(sys.argv[1])\n"
         "recorder.write(Delivery('engine', header('engine'), []))\n"
         "n = 0\n"

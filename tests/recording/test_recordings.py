@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tracer.replay import load
+from tracer.recording.trace_file import TraceFile
+from tracer.replay.cursor import load
 from tracer.state.trace_state import TraceState
-from tracer.trace_file import TraceFile
 
 FOLDER = Path(__file__).resolve().parents[2] / "recordings"
 RECORDINGS = sorted(FOLDER.glob("*.trace"))
@@ -23,8 +23,8 @@ PROBE = """
 import contextlib, io, json, sys, time
 for name in ("torch", "transformers", "vllm"):
     sys.modules[name] = None
-from tracer.cli import main
-from tracer.player import Player
+from tracer.cli.main import main
+from tracer.replay.player import Player
 told = {}
 for path in sys.argv[1:]:
     begin = time.process_time()

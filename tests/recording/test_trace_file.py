@@ -13,10 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
-from tests.recording.story import S, record, some
-from tests.state.traces import header
-from tracer.blocks import (
+from engine_hooks.protocol.blocks import (
     EVENTS,
     FORMAT,
     HEADER_SIZE,
@@ -30,13 +27,16 @@ from tracer.blocks import (
     preamble,
     tail,
 )
-from tracer.events import SCHEMA_VERSION, Event, Gap, Heartbeat
-from tracer.frames import Batch, encode
-from tracer.intake import Delivery
-from tracer.player import Player
-from tracer.recording import Recorder
-from tracer.replay import load, load_open
-from tracer.trace_file import TraceFile, repair
+from engine_hooks.protocol.events import SCHEMA_VERSION, Event, Gap, Heartbeat
+from engine_hooks.protocol.frames import Batch, encode
+from engine_hooks.protocol.recorder import Recorder
+from engine_hooks.protocol.stream_decoder import Delivery
+from tests.effort import examples
+from tests.recording.story import S, record, some
+from tests.state.traces import header
+from tracer.recording.trace_file import TraceFile, repair
+from tracer.replay.cursor import load, load_open
+from tracer.replay.player import Player
 
 
 @pytest.fixture(scope="module")
@@ -404,7 +404,7 @@ def test_a_file_that_is_being_written_is_read_and_not_repaired(tmp_path: Path) -
 
 
 def test_a_long_index_takes_several_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracer.block_file.INDEX_STEP", 10 * (8 + HEADER_SIZE))
+    monkeypatch.setattr("engine_hooks.protocol.block_file.INDEX_STEP", 10 * (8 + HEADER_SIZE))
     path = tmp_path / "a.trace"
     record(path, some(7, requests=20), block_ns=S // 50)
     with TraceFile(path) as trace:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tracer.blocks import FORMAT, Mark
-from tracer.events import SCHEMA_VERSION
-from tracer.player import Player
-from tracer.replay import load
-from tracer.trace_file import TraceFile
+from engine_hooks.protocol.blocks import FORMAT, Mark
+from engine_hooks.protocol.events import SCHEMA_VERSION
+from tracer.recording.trace_file import TraceFile
+from tracer.replay.cursor import load
+from tracer.replay.player import Player
 
 FIXTURES = Path(__file__).parent / "fixtures"
 S = 1_000_000_000

@@ -9,10 +9,10 @@ import os
 import sys
 import time
 
-from tracer.clock import NS_PER_MS, ClockAnchor
-from tracer.events import Header, Queued, Received, Scheduled
-from tracer.frames import Hello, encode, encode_events
-from tracer.link import DATA, MAGIC, OPEN, PING, START, Packet, PacketReader, pong
+from engine_hooks.protocol.clock import NS_PER_MS, ClockAnchor
+from engine_hooks.protocol.events import Header, Queued, Received, Scheduled
+from engine_hooks.protocol.frames import Hello, encode, encode_events
+from tracer.transport.ssh.packets import DATA, MAGIC, OPEN, PING, START, Packet, PacketReader, pong
 
 
 def main() -> None:

@@ -16,15 +16,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine_hooks.protocol import clock
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from engine_hooks.protocol.environment import SOCKETS
+from engine_hooks.protocol.events import Scheduled
 from tests.cli.commands import Commands, python, traced, wait_until
 from tests.cli.conftest import tracer as tracer
 from tests.cli.terminal import Terminal
-from tracer import clock
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.events import Scheduled
-from tracer.link import ACK, OPEN, LinkError, Packet, PacketReader
-from tracer.remote import Address, RemoteTarget
-from tracer.sockets import DIRECTORY_VARIABLE
+from tracer.transport.ssh.packets import ACK, OPEN, LinkError, Packet, PacketReader
+from tracer.transport.ssh.remote import Address, RemoteTarget
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ def far(tmp_path_factory: pytest.TempPathFactory, tracer: Commands) -> Iterator[
     sockets = tracer.sockets / "far"
     sockets.mkdir(mode=0o700)
     process = subprocess.Popen(
-        traced("farengine", "for", "600"), env=tracer.environment(**{DIRECTORY_VARIABLE: str(sockets)}),
+        traced("farengine", "for", "600"), env=tracer.environment(**{SOCKETS: str(sockets)}),
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
     wait_until(lambda: list(sockets.glob("*.sock")), "the far engine")
@@ -118,7 +118,7 @@ def test_a_name_that_nobody_has_over_there_is_said_by_them(tracer: Commands, far
 
 def test_a_relay_speaks_to_no_terminal_and_ends_with_its_reader(tracer: Commands, far: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "tracer", "relay"], env=tracer.environment(**{DIRECTORY_VARIABLE: str(far)}),
+        [sys.executable, "-m", "tracer", "relay"], env=tracer.environment(**{SOCKETS: str(far)}),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     )  # fmt: skip
     assert process.stdin is not None and process.stdout is not None

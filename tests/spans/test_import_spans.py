@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.effort import examples
-from tracer.import_spans import Imported, SpanError, read
+from tracer.export.imports.spans import Imported, SpanError, read
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Phase, Status
 

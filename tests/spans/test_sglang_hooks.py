@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from engine_hooks.emitter import Emitter
-from engine_hooks.sglang import SglangHooks
-from tracer import events
+from engine_hooks.base.emitter import Emitter
+from engine_hooks.protocol import events
+from engine_hooks.sglang.plugin import SglangHooks
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Phase
 

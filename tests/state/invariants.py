@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tracer.stages import Stage
-from tracer.state import latency
+from engine_hooks.protocol.stages import Stage
+from tracer.state.request import latency
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Phase, RequestView, Snapshot, Status
 

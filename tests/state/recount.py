@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tracer import events as ev
-from tracer.clock import NS_PER_S
-from tracer.events import unpack_u32
-from tracer.trace_file import TraceFile
+from engine_hooks.protocol import events as ev
+from engine_hooks.protocol.clock import NS_PER_S
+from engine_hooks.protocol.events import unpack_u32
+from tracer.recording.trace_file import TraceFile
 
 SLOTS = {10.0: (10, NS_PER_S), 60.0: (12, 5 * NS_PER_S), 600.0: (20, 30 * NS_PER_S)}
 """Number and length of the slots of each window, as docs/numbers.md has them."""

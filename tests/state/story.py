@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracer.clock import ClockAnchor
-from tracer.events import Event, Header, Step, pack_u32
+from engine_hooks.protocol.clock import ClockAnchor
+from engine_hooks.protocol.events import Event, Header, Step, pack_u32
 from tracer.state.trace_state import TraceState
 from tracer.state.view import RequestView, StageView
 

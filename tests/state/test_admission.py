@@ -10,14 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.effort import examples
-from tests.state.story import MS, START
-from tests.state.test_properties import fold
-from tests.state.traces import simulate
-from tracer.analysis.diagnosis.rules import admission as rule
-from tracer.analysis.diagnosis.thresholds import TABLE
-from tracer.clock import NS_PER_S
-from tracer.events import (
+from engine_hooks.protocol.clock import NS_PER_S
+from engine_hooks.protocol.events import (
     Begin,
     Closed,
     Engine,
@@ -32,8 +26,14 @@ from tracer.events import (
     Step,
     pack_u32,
 )
-from tracer.stages import Stage
-from tracer.state import admission
+from engine_hooks.protocol.stages import Stage
+from tests.effort import examples
+from tests.state.story import MS, START
+from tests.state.test_properties import fold
+from tests.state.traces import simulate
+from tracer.analysis.diagnosis.rules import admission as rule
+from tracer.analysis.diagnosis.thresholds import TABLE
+from tracer.state.engine import admission
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Limit, Phase, Wait
 

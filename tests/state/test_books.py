@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from engine_hooks.protocol.events import Engine, Event, Queued, Received, Step, pack_u32, unpack_u32
 from tests.state.test_properties import fold
 from tests.state.traces import simulate
 from tests.tui.timeline import ENGINE, Timeline
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.events import Engine, Event, Queued, Received, Step, pack_u32, unpack_u32
-from tracer.slo import SloError, parse
-from tracer.state.groups import GROUPS
-from tracer.state.numbers import Ask, Curve, Numbers
-from tracer.state.octaves import RANGES, high_of, low_of, range_of
+from tracer.state.metrics.groups import GROUPS
+from tracer.state.metrics.numbers import Ask, Curve, Numbers
+from tracer.state.metrics.octaves import RANGES, high_of, low_of, range_of
+from tracer.state.metrics.slo import SloError, parse
 from tracer.state.trace_state import TraceState
 
 

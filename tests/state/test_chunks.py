@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tracer.state import chunks
-from tracer.state.rates import ENTRIES, GRAIN_NS, RateLog
+from tracer.state.metrics.rates import ENTRIES, GRAIN_NS, RateLog
 
 numbers = st.integers(-(1 << 62), 1 << 62)
 

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.state.histogram import (
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from tracer.state.metrics.histogram import (
     BUCKETS,
     CEILING_NS,
     FLOOR_NS,
+    Quantiles,
     bucket_counts,
     bucket_indices,
     bucket_value_ns,
     nearest_window,
     quantiles_ns,
 )
-from tracer.state.view import Quantiles
-from tracer.state.windowed import WindowedCounts
+from tracer.state.metrics.windowed import WindowedCounts
 
 
 def told(counts: WindowedCounts, now: int, window_s: float) -> Quantiles:

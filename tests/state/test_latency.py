@@ -6,8 +6,7 @@ from array import array
 
 import pytest
 
-from tests.state.story import MS, Story, ns, step
-from tracer.events import (
+from engine_hooks.protocol.events import (
     Alias,
     Begin,
     Closed,
@@ -23,8 +22,9 @@ from tracer.events import (
     StepDevice,
     Timing,
 )
-from tracer.stages import Stage
-from tracer.state import latency
+from engine_hooks.protocol.stages import Stage
+from tests.state.story import MS, Story, ns, step
+from tracer.state.request import latency
 from tracer.state.view import Phase, Status
 
 

@@ -6,11 +6,11 @@ import random
 
 import numpy as np
 
+from engine_hooks.protocol.clock import NS_PER_S
+from engine_hooks.protocol.events import Alias, Closed, Finished, Queued, Received, Released
 from tests.state.story import Story, ns
-from tracer.clock import NS_PER_S
-from tracer.events import Alias, Closed, Finished, Queued, Received, Released
-from tracer.state.ledger import COLUMNS, ROWS, Ledger
-from tracer.state.requests import Request
+from tracer.state.metrics.ledger import COLUMNS, ROWS, Ledger
+from tracer.state.request.request import Request
 
 GROUPS = 3
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.state.story import MS, Story, header, ns, step
-from tracer.events import (
+from engine_hooks.protocol.events import (
     Begin,
     Closed,
     End,
@@ -25,7 +24,8 @@ from tracer.events import (
     Step,
     pack_u32,
 )
-from tracer.stages import Stage
+from engine_hooks.protocol.stages import Stage
+from tests.state.story import MS, Story, header, ns, step
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Phase, Status
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.state.recount import Recount, Told, rank
-from tracer.replay import load
-from tracer.slo import parse
-from tracer.state.histogram import WINDOWS_S
-from tracer.state.numbers import Ask, Figures, Numbers
+from tracer.replay.cursor import load
+from tracer.state.metrics.histogram import WINDOWS_S
+from tracer.state.metrics.numbers import Ask, Figures, Numbers
+from tracer.state.metrics.slo import parse
 
 RECORDINGS = sorted((Path(__file__).parents[2] / "recordings").glob("*.trace"))
 SLO = parse("ttft=2s,itl=400ms,tpot=300ms,e2e=30s")

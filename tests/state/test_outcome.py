@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tracer import events
-from tracer.clock import NS_PER_MS
-from tracer.events import pack_u32
-from tracer.stages import Stage
-from tracer.state.tally import Tally
+from engine_hooks.protocol import events
+from engine_hooks.protocol.clock import NS_PER_MS
+from engine_hooks.protocol.events import pack_u32
+from engine_hooks.protocol.stages import Stage
+from tracer.state.metrics.tally import Tally
 from tracer.state.trace_state import TraceState
 from tracer.tui.naming import phase_text
-from tracer.tui.theme import ASCII, PALETTES, Look
+from tracer.tui.toolkit.theme import ASCII, PALETTES, Look
 
 START = 1_000_000_000_000
 LOOK = Look(next(iter(PALETTES.values())), ASCII)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.state.windowed import WindowedCounts, quantiles_by_row, value_ns
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from tracer.state.metrics.windowed import WindowedCounts, quantiles_by_row, value_ns
 
 ARRIVALS = sorted((Path(__file__).parent / "arrivals").glob("*.csv"))
 SHARES = (0.5, 0.95, 0.99)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine_hooks.protocol.clock import NS_PER_S
+from engine_hooks.protocol.events import Engine, Evicted, Finished, Preempted, Queued, Received, Released, Scheduled
 from tests.state.story import Story, ns, step
 from tests.state.test_properties import fold
 from tests.state.traces import simulate
 from tests.tui.timeline import ENGINE, START, Timeline
-from tracer.clock import NS_PER_S
-from tracer.events import Engine, Evicted, Finished, Preempted, Queued, Received, Released, Scheduled
-from tracer.state.pool import AGES, age_classes, cached_ages, pool_of, prefix_of
+from tracer.state.engine.pool import AGES, age_classes, cached_ages, pool_of, prefix_of
 from tracer.state.view import EngineView, Phase
 
 

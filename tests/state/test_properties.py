@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_hooks.protocol.events import EVENT_TYPES, Event, Gap, Header, SourceGone
 from tests.effort import examples
 from tests.state.invariants import check_nothing_raised, check_snapshot, check_view
 from tests.state.traces import MS, S, Trace, simulate
-from tracer.events import EVENT_TYPES, Event, Gap, Header, SourceGone
-from tracer.state.steps import LAG
+from tracer.state.engine.steps import LAG
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Phase
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
+from engine_hooks.protocol.events import Closed, End, Finished, Queued, Received, Released, Scheduled, Step, pack_u32
+from engine_hooks.protocol.stages import Stage
 from tests.state.story import MS, START
-from tracer.events import Closed, End, Finished, Queued, Received, Released, Scheduled, Step, pack_u32
-from tracer.stages import Stage
 from tracer.state.trace_state import TraceState
 
 

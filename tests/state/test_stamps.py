@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_hooks.protocol import events as kinds
+from engine_hooks.protocol.attach_state import Retained
+from engine_hooks.protocol.clock import ClockAnchor
+from engine_hooks.protocol.events import Event, Gap, Heartbeat, Scheduled, Sent, SourceGone, Step, StepDevice, pack_u32
+from engine_hooks.protocol.stamps import set_aside_line
 from tests.effort import examples, thinned
 from tests.recording.story import plain
 from tests.recording.test_keyframes import tape
 from tests.state.traces import START, Trace, simulate
-from tracer import events as kinds
-from tracer.clock import ClockAnchor
-from tracer.events import Event, Gap, Heartbeat, Scheduled, Sent, SourceGone, Step, StepDevice, pack_u32
-from tracer.retained import Retained
-from tracer.stamps import set_aside_line
 from tracer.state.trace_state import TraceState
 
 S: Final = 1_000_000_000

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_hooks.protocol.events import Step
 from tests.effort import examples
-from tracer.events import Step
-from tracer.state import step_history
-from tracer.state.step_history import StepHistory
+from tracer.state.engine import step_history
+from tracer.state.engine.step_history import StepHistory
 
 
 def history(seed: int, *, trimmed: bool) -> StepHistory:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.state.story import START, Story, header, ns, step
-from tracer.events import (
+from engine_hooks.protocol.events import (
     Alias,
     Begin,
     Closed,
@@ -26,8 +25,9 @@ from tracer.events import (
     Scheduled,
     pack_u32,
 )
-from tracer.stages import Stage
-from tracer.state import request_table
+from engine_hooks.protocol.stages import Stage
+from tests.state.story import START, Story, header, ns, step
+from tracer.state.request import table
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Phase, Snapshot, Status
 
@@ -133,7 +133,7 @@ def test_the_oldest_finished_requests_are_dropped_and_the_totals_stay() -> None:
 
 
 def test_requests_that_never_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_table, "LIVE_ROOM", 50)
+    monkeypatch.setattr(table, "LIVE_ROOM", 50)
     state = TraceState(keep_finished=10)
     for key in range(1, 200):
         state.apply("engine", Received(ns(key), key, f"r{key}"))

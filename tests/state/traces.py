@@ -11,8 +11,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from tracer.clock import ClockAnchor
-from tracer.events import (
+from engine_hooks.protocol.clock import ClockAnchor
+from engine_hooks.protocol.events import (
     Alias,
     Begin,
     Closed,
@@ -39,7 +39,7 @@ from tracer.events import (
     Timing,
     pack_u32,
 )
-from tracer.stages import Stage
+from engine_hooks.protocol.stages import Stage
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 START = 1_000 * S

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tracer.buffer import EventBuffer
-from tracer.clock import now
-from tracer.events import Closed, Engine, Event, Finished, Output, Queued, Received, Released, Sent, Step
-from tracer.publisher import publish
+from engine_hooks.protocol.clock import now
+from engine_hooks.protocol.events import Closed, Engine, Event, Finished, Output, Queued, Received, Released, Sent, Step
+from engine_hooks.publish.buffer import EventBuffer
+from engine_hooks.publish.publisher import publish
 
 buffer = EventBuffer()
 statm = os.open("/proc/self/statm", os.O_RDONLY)

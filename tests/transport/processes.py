@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import tracer
-from tracer.events import Event, Header
-from tracer.frames import Batch, FrameReader, Hello, SequenceCheck, decode
-from tracer.sockets import connect
+from engine_hooks.protocol.events import Event, Header
+from engine_hooks.protocol.frames import Batch, FrameReader, Hello, SequenceCheck, decode
+from engine_hooks.protocol.sockets import connect
 
 HERE = Path(__file__).parent
 PATIENCE = 30.0

@@ -7,8 +7,8 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.buffer import EventBuffer
-from tracer.events import Event, Finished, Sent
+from engine_hooks.protocol.events import Event, Finished, Sent
+from engine_hooks.publish.buffer import EventBuffer
 
 
 def test_events_come_out_ordered_by_time_and_numbered() -> None:

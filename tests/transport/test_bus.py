@@ -9,13 +9,13 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_hooks.protocol import clock
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S, ClockAnchor
+from engine_hooks.protocol.events import SCHEMA_VERSION, Closed, Event, Gap, Header, Received, Sent, SourceGone
+from engine_hooks.protocol.stream_decoder import Delivery
 from tests.effort import examples
-from tracer import clock
-from tracer.bus import Bus, Subscription
-from tracer.clock import NS_PER_MS, NS_PER_S, ClockAnchor
-from tracer.events import SCHEMA_VERSION, Closed, Event, Gap, Header, Received, Sent, SourceGone
-from tracer.intake import Delivery
-from tracer.sources import DirectorySource
+from tracer.transport.bus import Bus, Subscription
+from tracer.transport.sources import DirectorySource
 
 from .processes import PATIENCE, Emitter, emitter
 

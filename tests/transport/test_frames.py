@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tracer.clock import ClockAnchor
-from tracer.events import EVENT_TYPES, SCHEMA_VERSION, Event, Gap, Header, Output, Sent, Step
-from tracer.frames import (
+from engine_hooks.protocol.clock import ClockAnchor
+from engine_hooks.protocol.events import EVENT_TYPES, SCHEMA_VERSION, Event, Gap, Header, Output, Sent, Step
+from engine_hooks.protocol.frames import (
     MAX_FRAME,
     Batch,
     FrameError,

@@ -9,11 +9,11 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer import clock
-from tracer.clock import NS_PER_S, ClockAnchor
-from tracer.events import SCHEMA_VERSION, Event, Gap, Header, Heartbeat, Sent
-from tracer.frames import MAX_FRAME, Batch, Hello, encode
-from tracer.intake import AHEAD, MAX_DAMAGED, MAX_HELLO, Delivery, Intake
+from engine_hooks.protocol import clock
+from engine_hooks.protocol.clock import NS_PER_S, ClockAnchor
+from engine_hooks.protocol.events import SCHEMA_VERSION, Event, Gap, Header, Heartbeat, Sent
+from engine_hooks.protocol.frames import MAX_FRAME, Batch, Hello, encode
+from engine_hooks.protocol.stream_decoder import AHEAD, MAX_DAMAGED, MAX_HELLO, Delivery, Intake
 
 NOW = 10**15
 

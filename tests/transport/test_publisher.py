@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tracer.buffer import EventBuffer
-from tracer.clock import now
-from tracer.events import Closed, Event, Finished, Heartbeat, Output, Queued, Received, Sent
-from tracer.outbox import PATIENCE, ROOM
-from tracer.publisher import MAX_VIEWERS, Publisher
-from tracer.sockets import connect, scan
-from tracer.sources import discover
+from engine_hooks.protocol.clock import now
+from engine_hooks.protocol.events import Closed, Event, Finished, Heartbeat, Output, Queued, Received, Sent
+from engine_hooks.protocol.sockets import connect, scan
+from engine_hooks.publish.buffer import EventBuffer
+from engine_hooks.publish.publisher import MAX_VIEWERS, Publisher
+from engine_hooks.publish.viewer_queue import PATIENCE, ROOM
+from tracer.transport.sources import discover
 
 from .processes import Emitter, Wire, emitter, eventually, viewer_process
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.clock import NS_PER_S
-from tracer.events import (
+from engine_hooks.protocol.attach_state import HALF_OVER, HUNG_UP, LINGER, MAX_PAST, Retained
+from engine_hooks.protocol.clock import NS_PER_S
+from engine_hooks.protocol.events import (
     Begin,
     Closed,
     Coverage,
@@ -31,7 +32,6 @@ from tracer.events import (
     pack_u32,
     unpack_u32,
 )
-from tracer.retained import HALF_OVER, HUNG_UP, LINGER, MAX_PAST, Retained
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Phase
 

@@ -9,8 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tracer import sockets
-from tracer.sockets import SocketError, alive, connect, listen, peer, private_directory, scan, search_directories
+from engine_hooks.protocol import sockets
+from engine_hooks.protocol.sockets import (
+    SocketError,
+    alive,
+    connect,
+    listen,
+    peer,
+    private_directory,
+    scan,
+    search_directories,
+)
 
 
 def test_the_directory_follows_the_environment(tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from tracer import clock
-from tracer.clock import ClockAnchor
-from tracer.events import SCHEMA_VERSION, Gap, Header, Queued, Sent, SourceGone
-from tracer.frames import MAX_FRAME, Batch, Hello, encode
-from tracer.sockets import SocketError, listen, scan
-from tracer.sources import Delivery, DirectorySource, Found, LiveSource, discover
+from engine_hooks.protocol import clock
+from engine_hooks.protocol.clock import ClockAnchor
+from engine_hooks.protocol.events import SCHEMA_VERSION, Gap, Header, Queued, Sent, SourceGone
+from engine_hooks.protocol.frames import MAX_FRAME, Batch, Hello, encode
+from engine_hooks.protocol.sockets import SocketError, listen, scan
+from tracer.transport.sources import Delivery, DirectorySource, Found, LiveSource, discover
 
 from .processes import PATIENCE, Emitter, emitter, eventually
 

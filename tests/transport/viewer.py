@@ -7,8 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from tracer.events import Gap, SourceGone
-from tracer.sources import LiveSource
+from engine_hooks.protocol.events import Gap, SourceGone
+from tracer.transport.sources import LiveSource
 
 
 async def main() -> None:

@@ -6,9 +6,9 @@ import logging
 import sys
 import warnings
 
+from engine_hooks.protocol.clock import NS_PER_S
 from tests.tui.stage import FixedFeed
 from tests.tui.timeline import START, Timeline
-from tracer.clock import NS_PER_S
 from tracer.tui.app import TracerApp
 
 

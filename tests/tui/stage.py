@@ -12,15 +12,15 @@ from textual.drivers.headless_driver import HeadlessDriver
 from textual.pilot import Pilot
 from textual.screen import Screen
 
+from engine_hooks.protocol.events import Event
 from tests.tui import stillness
 from tests.tui.timeline import HEADER, SOURCE, Timeline
-from tracer.events import Event
 from tracer.state.trace_state import TraceState
 from tracer.tui.app import TracerApp
 from tracer.tui.screens.base import FrameScreen
-from tracer.tui.screens.live import LiveScreen
-from tracer.tui.screens.request import RequestScreen
-from tracer.tui.theme import DARK, UNICODE, Look
+from tracer.tui.screens.live.screen import LiveScreen
+from tracer.tui.screens.request.screen import RequestScreen
+from tracer.tui.toolkit.theme import DARK, UNICODE, Look
 
 stillness.install()
 

@@ -7,9 +7,9 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.tui.axis import PageAxis, elastic_widths, tick_label
-from tracer.tui.history import History, nice_top, plot
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from tracer.tui.toolkit.axis import PageAxis, elastic_widths, tick_label
+from tracer.tui.toolkit.history import History, nice_top, plot
 
 
 @given(st.integers(0, 10**13), st.integers(1, 10**12), st.integers(0, 10**11))

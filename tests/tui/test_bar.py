@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.stages import Stage
-from tracer.text import cell_width
-from tracer.tui.bar import WAIT, Bars, Stretch
-from tracer.tui.theme import ANSI16, ASCII, DARK, MONO, UNICODE, Look
+from engine_hooks.protocol.stages import Stage
+from tracer.format.text import cell_width
+from tracer.tui.toolkit.bar import WAIT, Bars, Stretch
+from tracer.tui.toolkit.theme import ANSI16, ASCII, DARK, MONO, UNICODE, Look
 
 DECODE, PREFILL = int(Stage.DECODE), int(Stage.PREFILL)
 LOOKS = [Look(DARK, UNICODE), Look(ANSI16, UNICODE), Look(MONO, UNICODE), Look(MONO, ASCII)]

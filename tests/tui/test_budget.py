@@ -12,20 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.pilot import Pilot
 
+from engine_hooks.protocol.clock import NS_PER_MS
+from engine_hooks.protocol.stages import STAGES, Stage
 from tests.tui.stage import FixedFeed, app_at, app_on, rows_of, settle, text_of
 from tests.tui.timeline import ENGINE, START, Timeline
-from tracer.analysis.budget import sentence
-from tracer.analysis.reference import reference
-from tracer.analysis.workload import Workload
-from tracer.clock import NS_PER_MS
-from tracer.stages import STAGES, Stage
-from tracer.text import cell_width
-from tracer.tui import figures
+from tracer.analysis.budget.budget import sentence
+from tracer.analysis.budget.reference import reference
+from tracer.analysis.budget.workload import Workload
+from tracer.format.text import cell_width
 from tracer.tui.budget_app import BudgetApp
-from tracer.tui.canvas import Canvas
-from tracer.tui.desk import DIALS, WORKLOADS, Desk, ladder, modelled_view
-from tracer.tui.screens.budget import BudgetScreen
-from tracer.tui.theme import ANSI16, ASCII, DARK, MONO, UNICODE, Look
+from tracer.tui.screens.budget.desk import DIALS, WORKLOADS, Desk, ladder, modelled_view
+from tracer.tui.screens.budget.screen import BudgetScreen
+from tracer.tui.toolkit import figures
+from tracer.tui.toolkit.canvas import Canvas
+from tracer.tui.toolkit.theme import ANSI16, ASCII, DARK, MONO, UNICODE, Look
 
 AT = START + 9_500 * NS_PER_MS
 

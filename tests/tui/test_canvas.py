@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from rich.segment import Segment
 from rich.style import Style
 
-from tracer.text import cell_width, clean
-from tracer.tui.canvas import Line, changed_columns
-from tracer.tui.wrapped import wrap
+from tracer.format.text import cell_width, clean
+from tracer.tui.toolkit.canvas import Line, changed_columns
+from tracer.tui.toolkit.wrapped import wrap
 
 RED, BLUE = Style(color="red"), Style(color="blue")
 TEXT = st.text(

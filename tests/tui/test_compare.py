@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from textual.binding import Binding
 
+from engine_hooks.protocol.clock import NS_PER_S
 from tests.compare.recorded import recorded
 from tests.compare.traffic import Traffic
 from tests.tui.stage import FixedFeed, app_at, app_on, rows_of, settle, text_of
 from tests.tui.timeline import START, Timeline
 from tracer.analysis.compare import trace_of_views
-from tracer.clock import NS_PER_S
 from tracer.state.trace_state import TraceState
 from tracer.tui.app import TracerApp
 from tracer.tui.comparing import CompareApp
-from tracer.tui.replay import ReplayApp
-from tracer.tui.screens.compare import CompareScreen
-from tracer.tui.screens.live import LiveScreen
-from tracer.tui.theme import ASCII, DARK, MONO, UNICODE, Look
+from tracer.tui.replay.app import ReplayApp
+from tracer.tui.screens.compare.screen import CompareScreen
+from tracer.tui.screens.live.screen import LiveScreen
+from tracer.tui.toolkit.theme import ASCII, DARK, MONO, UNICODE, Look
 
 CALM = {"drift": 0.02, "requests": 80}
 

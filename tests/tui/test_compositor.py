@@ -15,11 +15,11 @@ from rich.style import Style
 from textual import _compositor
 from textual.strip import Strip
 
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
 from tests.tui.stage import CapturingDriver, FixedFeed, Terminal, app_on, repainted, settle
 from tests.tui.timeline import START, Timeline
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.tui import compositor
-from tracer.tui.theme import ANSI16, ASCII, DARK, MONO, UNICODE, Look
+from tracer.tui.toolkit import compositor
+from tracer.tui.toolkit.theme import ANSI16, ASCII, DARK, MONO, UNICODE, Look
 
 pytestmark = pytest.mark.slow
 

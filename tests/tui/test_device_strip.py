@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 from textual.pilot import Pilot
 
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
 from tests.tui.stage import FixedFeed, app_at, app_on, rows_of, settle, text_of
 from tests.tui.timeline import START, Timeline
-from tracer.alerts import Alert, Alerts
-from tracer.analysis.achieved import Achieved
-from tracer.analysis.devices import DEVICES
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.engine_log import EventLog
-from tracer.hardware.cgroup import Throttling
-from tracer.hardware.gauge import HardwareGauge, Reading
-from tracer.hardware.nvml import Gpu
-from tracer.outlets import Outlets
+from tracer.analysis.beside.achieved import Achieved
+from tracer.analysis.model.devices import DEVICES
+from tracer.launch.engine_log import EventLog
+from tracer.monitor.alerts import Alert, Alerts
+from tracer.monitor.hardware.cgroup import Throttling
+from tracer.monitor.hardware.gauge import HardwareGauge, Reading
+from tracer.monitor.hardware.nvml import Gpu
+from tracer.monitor.outlets import Outlets
+from tracer.recording.triggers import parse
 from tracer.state.trace_state import TraceState
-from tracer.triggers import parse
 from tracer.tui.app import TracerApp
-from tracer.tui.theme import ASCII, DARK, MONO, Look
-from tracer.tui.widgets.device_strip import magnitude
+from tracer.tui.screens.live.device_strip import magnitude
+from tracer.tui.toolkit.theme import ASCII, DARK, MONO, Look
 
 AT = START + 9_500 * NS_PER_MS
 GIB = 1024**3

@@ -10,23 +10,24 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
+from engine_hooks.protocol.recorder import Recorder
+from engine_hooks.protocol.stream_decoder import Delivery
 from tests.diagnosis.scenario import Ask, Lab, Told, fold, ns, poisson
 from tests.diagnosis.words import chatml, prose
 from tests.state.traces import header
 from tests.tui.stage import rows_of, settle, text_of
-from tracer.analysis.diagnosis import Diagnosis, LiveDiagnosis, ObservedState, diagnose
-from tracer.excerpt import Excerpts, excerpt
-from tracer.intake import Delivery
-from tracer.player import Player
-from tracer.recording import Recorder
-from tracer.trace_file import TraceFile
+from tracer.analysis.diagnosis import Diagnosis, ObservedState, diagnose
+from tracer.monitor.live_findings import LiveDiagnosis
+from tracer.recording.excerpt import Excerpts, excerpt
+from tracer.recording.trace_file import TraceFile
+from tracer.replay.player import Player
 from tracer.tui.app import TracerApp
-from tracer.tui.replay import ReplayApp
-from tracer.tui.screens.diagnosis import DiagnosisScreen
-from tracer.tui.screens.live import LiveScreen
-from tracer.tui.screens.numbers import NumbersScreen
-from tracer.tui.screens.request import RequestScreen
-from tracer.tui.theme import ASCII, DARK, MONO, UNICODE, Look
+from tracer.tui.replay.app import ReplayApp
+from tracer.tui.screens.diagnosis.screen import DiagnosisScreen
+from tracer.tui.screens.live.screen import LiveScreen
+from tracer.tui.screens.numbers.screen import NumbersScreen
+from tracer.tui.screens.request.screen import RequestScreen
+from tracer.tui.toolkit.theme import ASCII, DARK, MONO, UNICODE, Look
 from tracer.tui.watch import FileWatch, LiveWatch
 
 

@@ -8,16 +8,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from engine_hooks.protocol.clock import NS_PER_MS
+from engine_hooks.protocol.stages import STAGES
 from tests.tui.stage import FixedFeed, app_on, rows_of, settle, text_of
 from tests.tui.timeline import ENGINE, START, Timeline
-from tracer.analysis.calibration import keep_processor
-from tracer.analysis.devices import cpu_device
-from tracer.clock import NS_PER_MS
-from tracer.stages import STAGES
-from tracer.tui import figures
-from tracer.tui.bar import Bars, Stretch
-from tracer.tui.screens.request import RequestScreen
-from tracer.tui.theme import ASCII, DARK, MONO, UNICODE, Look
+from tracer.analysis.fit.calibration import keep_processor
+from tracer.analysis.model.devices import cpu_device
+from tracer.tui.screens.request.screen import RequestScreen
+from tracer.tui.toolkit import figures
+from tracer.tui.toolkit.bar import Bars, Stretch
+from tracer.tui.toolkit.theme import ASCII, DARK, MONO, UNICODE, Look
 
 AT = START + 9_500 * NS_PER_MS
 TICK = UNICODE.expected

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from engine_hooks.protocol import clock
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from engine_hooks.protocol.events import EngineStatus, SourceGone
+from engine_hooks.protocol.stream_decoder import Delivery
 from tests.tui.stage import app_on, flushed, text_of
 from tests.tui.timeline import HEADER, SOURCE, Timeline
-from tracer import clock
-from tracer.bus import Bus
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.events import EngineStatus, SourceGone
-from tracer.intake import Delivery
+from tracer.transport.bus import Bus
 from tracer.tui.feed import LAG, LiveFeed
 
 

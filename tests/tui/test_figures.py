@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.tui import figures
+from tracer.tui.toolkit import figures
 
 
 @pytest.mark.parametrize(

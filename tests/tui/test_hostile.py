@@ -10,21 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.tui.stage import (
-    CapturingDriver,
-    FixedFeed,
-    Terminal,
-    app_on,
-    compositor_of,
-    flushed,
-    repainted,
-    rows_of,
-    settle,
-    text_of,
-)
-from tests.tui.timeline import ENGINE, START
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.events import (
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from engine_hooks.protocol.events import (
     Closed,
     EngineStatus,
     Event,
@@ -38,7 +25,20 @@ from tracer.events import (
     Released,
     SourceGone,
 )
-from tracer.text import cell_width, clean
+from tests.tui.stage import (
+    CapturingDriver,
+    FixedFeed,
+    Terminal,
+    app_on,
+    compositor_of,
+    flushed,
+    repainted,
+    rows_of,
+    settle,
+    text_of,
+)
+from tests.tui.timeline import ENGINE, START
+from tracer.format.text import cell_width, clean
 
 MARKUP = [
     "[b + x", "[/", "[/red]p", "[[", "[old] p", '["a", {"b": [1]}]', "[@click=app.quit]x[/]", "$accent", "[link=x]y",

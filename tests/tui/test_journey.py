@@ -8,19 +8,19 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
+from engine_hooks.protocol.clock import NS_PER_MS
+from engine_hooks.protocol.stages import STAGES, Stage
 from tests.tui.stage import FixedFeed, app_on, rows_of, settle, text_of
 from tests.tui.timeline import ENGINE, START, Timeline
-from tracer.analysis.reference import reference
-from tracer.clock import NS_PER_MS
-from tracer.stages import STAGES, Stage
-from tracer.text import cell_width
-from tracer.tui import figures
+from tracer.analysis.budget.reference import reference
+from tracer.format.text import cell_width
 from tracer.tui.budget_app import BudgetApp
-from tracer.tui.canvas import Canvas
-from tracer.tui.digits import ROWS, large
-from tracer.tui.screens.journey import JourneyScreen
-from tracer.tui.story import TOLD
-from tracer.tui.theme import ASCII, DARK, MONO, UNICODE, Look
+from tracer.tui.screens.journey.screen import JourneyScreen
+from tracer.tui.screens.journey.story import TOLD
+from tracer.tui.toolkit import figures
+from tracer.tui.toolkit.canvas import Canvas
+from tracer.tui.toolkit.digits import ROWS, large
+from tracer.tui.toolkit.theme import ASCII, DARK, MONO, UNICODE, Look
 
 AT = START + 9_500 * NS_PER_MS
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from engine_hooks.protocol.clock import NS_PER_S
 from tests.tui.timeline import START, Timeline
-from tracer.clock import NS_PER_S
 from tracer.state.trace_state import TraceState
 from tracer.state.view import RequestView
-from tracer.tui.lens import select
+from tracer.tui.frozen_view import select
 from tracer.tui.listing import SORTS, Listing, Query
 
 

@@ -10,16 +10,16 @@ import pytest
 from textual.events import Key
 from textual.screen import Screen
 
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from engine_hooks.protocol.events import EngineStatus, Gap, HookFault, Queued, Received, SourceGone
 from tests.tui.stage import FixedFeed, app_at, app_on, rows_of, settle, text_of
 from tests.tui.timeline import ENGINE, HEADER, START, Timeline
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.events import EngineStatus, Gap, HookFault, Queued, Received, SourceGone
 from tracer.tui.listing import SORTS
 from tracer.tui.screens.help import HelpScreen
-from tracer.tui.screens.live import LiveScreen
-from tracer.tui.screens.request import RequestScreen
-from tracer.tui.tabs import Tab
-from tracer.tui.theme import Look
+from tracer.tui.screens.live.screen import LiveScreen
+from tracer.tui.screens.request.screen import RequestScreen
+from tracer.tui.screens.tabs import Tab
+from tracer.tui.toolkit.theme import Look
 
 AT = START + 9_500 * NS_PER_MS
 

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 from textual.pilot import Pilot
 
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from engine_hooks.protocol.events import Received, Step
 from tests.effort import thinned
 from tests.state.test_books import slow
 from tests.tui.stage import (
@@ -27,18 +29,16 @@ from tests.tui.stage import (
     text_of,
 )
 from tests.tui.timeline import START, Timeline
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.events import Received, Step
 from tracer.export.jsondoc import document
-from tracer.replay import load
-from tracer.slo import parse
-from tracer.state.numbers import DIMENSIONS, Ask
+from tracer.replay.cursor import load
+from tracer.state.metrics.numbers import DIMENSIONS, Ask
+from tracer.state.metrics.slo import parse
 from tracer.state.trace_state import TraceState
-from tracer.tui import figures
 from tracer.tui.app import TracerApp
-from tracer.tui.screens.numbers import NumbersScreen
-from tracer.tui.theme import ASCII, MONO, UNICODE, Look
-from tracer.tui.widgets.itl_plot import cause_of, word_of
+from tracer.tui.screens.numbers.itl_plot import cause_of, word_of
+from tracer.tui.screens.numbers.screen import NumbersScreen
+from tracer.tui.toolkit import figures
+from tracer.tui.toolkit.theme import ASCII, MONO, UNICODE, Look
 
 RECORDINGS = sorted((Path(__file__).parents[2] / "recordings").glob("*.trace"))
 AT = START + 9_500 * NS_PER_MS

@@ -8,20 +8,31 @@ import msgspec
 import numpy as np
 import pytest
 
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from engine_hooks.protocol.events import (
+    Engine,
+    Event,
+    Evicted,
+    Finished,
+    Queued,
+    Received,
+    Released,
+    Scheduled,
+    Step,
+    pack_u32,
+)
+from engine_hooks.protocol.stages import Stage
 from tests.tui.stage import FixedFeed, app_at, app_on, rows_of, settle, text_of
 from tests.tui.timeline import ENGINE, START, Timeline
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.events import Engine, Event, Evicted, Finished, Queued, Received, Released, Scheduled, Step, pack_u32
-from tracer.stages import Stage
-from tracer.state.pool import Prefix, pool_of
+from tracer.format.text import cell_width
+from tracer.state.engine.pool import Prefix, pool_of
 from tracer.state.view import EngineView
-from tracer.text import cell_width
-from tracer.tui import figures
-from tracer.tui.screens.request import RequestScreen
-from tracer.tui.theme import ANSI16, ASCII, DARK, MONO, UNICODE, Look
-from tracer.tui.widgets import block_map
-from tracer.tui.widgets.batch_panel import marked, meter, ridge_text
-from tracer.tui.widgets.kv_panel import prefix_strip
+from tracer.tui.screens.live import block_map
+from tracer.tui.screens.live.batch_panel import marked, meter, ridge_text
+from tracer.tui.screens.live.kv_panel import prefix_strip
+from tracer.tui.screens.request.screen import RequestScreen
+from tracer.tui.toolkit import figures
+from tracer.tui.toolkit.theme import ANSI16, ASCII, DARK, MONO, UNICODE, Look
 
 AT = START + 9_500 * NS_PER_MS
 H100 = msgspec.structs.replace(ENGINE, device="NVIDIA H100 80GB HBM3")

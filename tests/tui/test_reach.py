@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from textual.widget import Widget
 
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from engine_hooks.protocol.stream_decoder import Delivery
 from tests.recording.story import record
 from tests.state.traces import header
 from tests.tui.stage import CapturingDriver, FixedFeed, app_at, app_on, flushed, rows_of, settle, text_of
 from tests.tui.test_hostile import BIDI, MARKUP, SEQUENCES, facts, request_events
 from tests.tui.timeline import START, Timeline
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.intake import Delivery
-from tracer.player import Player
-from tracer.text import clean
-from tracer.tui.replay import ReplayApp
-from tracer.tui.theme import DARK, UNICODE, Look
+from tracer.format.text import clean
+from tracer.replay.player import Player
+from tracer.tui.replay.app import ReplayApp
+from tracer.tui.toolkit.theme import DARK, UNICODE, Look
 
 pytestmark = pytest.mark.slow
 

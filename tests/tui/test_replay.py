@@ -14,19 +14,19 @@ from textual.events import Key
 from textual.pilot import Pilot
 from textual.widgets import Input
 
+from engine_hooks.protocol.blocks import Mark
+from engine_hooks.protocol.events import Received
+from engine_hooks.protocol.recorder import Recorder
+from engine_hooks.protocol.stream_decoder import Delivery
 from tests.recording.story import S, beats, record, some
 from tests.state.traces import header
 from tests.tui.stage import rows_of, text_of
-from tracer.blocks import Mark
-from tracer.events import Received
-from tracer.intake import Delivery
-from tracer.player import Player
-from tracer.recording import Recorder
+from tracer.replay.player import Player
 from tracer.tui.app import TracerApp
-from tracer.tui.replay import FindFindings, ReplayApp
-from tracer.tui.screens.live import LiveScreen
-from tracer.tui.screens.request import RequestScreen
-from tracer.tui.theme import ASCII, DARK, UNICODE, Look
+from tracer.tui.replay.app import FindFindings, ReplayApp
+from tracer.tui.screens.live.screen import LiveScreen
+from tracer.tui.screens.request.screen import RequestScreen
+from tracer.tui.toolkit.theme import ASCII, DARK, UNICODE, Look
 
 
 @pytest.fixture(scope="module")

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from engine_hooks.protocol.events import Coverage, Finished, Prompt, Received, Scheduled
+from engine_hooks.protocol.stages import STAGES, Stage
 from tests.tui.stage import FixedFeed, app_at, app_on, rows_of, settle, text_of
 from tests.tui.timeline import ENGINE, START, Timeline
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.events import Coverage, Finished, Prompt, Received, Scheduled
-from tracer.stages import STAGES, Stage
 from tracer.state.view import Status
-from tracer.tui import figures
-from tracer.tui.request_axis import Scale, axis_of
-from tracer.tui.screens.live import LiveScreen
-from tracer.tui.screens.request import RequestScreen
-from tracer.tui.shapes import dtype_bytes, kv_bytes_per_token, shapes_of
+from tracer.tui.screens.live.screen import LiveScreen
+from tracer.tui.screens.request.axis import Scale, axis_of
+from tracer.tui.screens.request.screen import RequestScreen
+from tracer.tui.screens.request.shapes import dtype_bytes, kv_bytes_per_token, shapes_of
+from tracer.tui.toolkit import figures
 
 AT = START + 9_500 * NS_PER_MS
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
 from tests.tui.stage import FixedFeed, app_at, app_on, rows_of, settle, text_of
 from tests.tui.timeline import START, Timeline
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.text import cell_width
-from tracer.tui.canvas import Canvas
-from tracer.tui.theme import ANSI16, ASCII, DARK, MONO, UNICODE, Look
+from tracer.format.text import cell_width
+from tracer.tui.toolkit.canvas import Canvas
+from tracer.tui.toolkit.theme import ANSI16, ASCII, DARK, MONO, UNICODE, Look
 
 pytestmark = pytest.mark.slow
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 from textual.pilot import Pilot
 
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
 from tests.tui.stage import app_at, flushed
 from tests.tui.timeline import ENGINE, START, Timeline
-from tracer.clock import NS_PER_MS, NS_PER_S
 
 AT = START + 9_500 * NS_PER_MS
 Compare = Callable[..., bool]

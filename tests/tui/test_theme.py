@@ -8,8 +8,8 @@ import math
 import pytest
 from rich.color import Color, ColorSystem
 
-from tracer.stages import STAGES, Group, Stage
-from tracer.tui.theme import (
+from engine_hooks.protocol.stages import STAGES, Group, Stage
+from tracer.tui.toolkit.theme import (
     ANSI16,
     ASCII,
     DARK,

@@ -13,14 +13,14 @@ from textual import events
 from textual.pilot import Pilot
 from textual.screen import Screen
 
+from engine_hooks.protocol.clock import NS_PER_S
 from tests.effort import thinned
 from tests.tui.seen import screens_in
 from tests.tui.stage import CapturingDriver, FixedFeed, Terminal, app_on, repainted
 from tests.tui.timeline import START, Timeline
-from tracer.clock import NS_PER_S
 from tracer.tui import watch
 from tracer.tui.app import TracerApp
-from tracer.tui.theme import DARK, LIGHT, UNICODE, Look, Palette
+from tracer.tui.toolkit.theme import DARK, LIGHT, UNICODE, Look, Palette
 
 
 class Visitor:

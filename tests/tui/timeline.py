@@ -10,8 +10,8 @@ import random
 from collections import deque
 from dataclasses import dataclass, field
 
-from tracer.clock import NS_PER_MS, NS_PER_S, ClockAnchor
-from tracer.events import (
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S, ClockAnchor
+from engine_hooks.protocol.events import (
     Begin,
     Closed,
     Coverage,
@@ -33,7 +33,7 @@ from tracer.events import (
     Step,
     pack_u32,
 )  # fmt: skip
-from tracer.stages import Stage
+from engine_hooks.protocol.stages import Stage
 from tracer.state.trace_state import TraceState
 
 SOURCE = "engine-1"

@@ -9,12 +9,12 @@ import importlib
 import inspect
 import json
 
-from engine_hooks.emitter import Emitter
-from engine_hooks.patching import Patches
-from engine_hooks.vllm import VllmHooks
-from engine_hooks.vllm_core import FIELDS, lacking_fields
-from engine_hooks.vllm_facts import TESTED, version
-from engine_hooks.vllm_worker import V1, V2
+from engine_hooks.base.emitter import Emitter
+from engine_hooks.base.patching import Patches
+from engine_hooks.vllm.core import FIELDS, lacking_fields
+from engine_hooks.vllm.facts import TESTED, version
+from engine_hooks.vllm.plugin import VllmHooks
+from engine_hooks.vllm.worker import V1, V2
 
 CALLS = {
     V1: {

@@ -66,7 +66,7 @@ def main() -> None:
     living.append(alive(watched))
     events = 0
     if os.environ.get("TRACER") == "1":
-        from engine_hooks.emitter import emitter
+        from engine_hooks.base.emitter import emitter
 
         events = emitter().buffer.emitted
     print()

@@ -26,7 +26,7 @@ def main() -> None:
     bare = [out.outputs[0].text for out in llm.generate(["1, 2, 3, 4,"], asked, use_tqdm=False)]
 
     import engine_hooks
-    from engine_hooks.emitter import emitter
+    from engine_hooks.base.emitter import emitter
 
     handle = engine_hooks.attach(llm)
     told: list[Any] = []
@@ -39,7 +39,7 @@ def main() -> None:
     handle.detach()
     after = [out.outputs[0].text for out in llm.generate(["1, 2, 3, 4,"], asked, use_tqdm=False)]
 
-    from tracer.events import Heartbeat
+    from engine_hooks.protocol.events import Heartbeat
     from tracer.state.trace_state import TraceState
 
     state = TraceState()

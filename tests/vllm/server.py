@@ -15,7 +15,7 @@ from pathlib import Path
 
 import platformdirs
 
-from engine_hooks.inject import environment
+from engine_hooks.protocol.environment import traced_environment
 from tests.hooks.census import counting
 from tests.hooks.server import free_port
 from tests.vllm.viewer import Viewer
@@ -99,7 +99,7 @@ def serving(
     with log.open("wb") as out:
         process = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, cwd=folder, start_new_session=True,
-            env=environment(plain, sockets, "test") if traced else plain,
+            env=traced_environment(plain, sockets, "test") if traced else plain,
         )  # fmt: skip
     try:
         url = f"http://127.0.0.1:{port}"

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import engine_hooks
-from engine_hooks import vllm
-from engine_hooks.emitter import Emitter
-from engine_hooks.patching import Patches
-from engine_hooks.vllm_marks import TAG, Marks
-from engine_hooks.vllm_worker import V2, WorkerHooks
+from engine_hooks.base.emitter import Emitter
+from engine_hooks.base.patching import Patches
+from engine_hooks.protocol import events
+from engine_hooks.vllm import plugin
+from engine_hooks.vllm.marks import TAG, Marks
+from engine_hooks.vllm.worker import V2, WorkerHooks
 from tests.vllm.server import engine_environment
-from tracer import events
 
 HERE = Path(__file__).parent
 
@@ -45,8 +45,8 @@ def test_every_place_of_the_hook_tables_is_as_we_know_it(python_with_vllm: Path,
 
 def test_the_plugin_is_inert_unless_switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRACER", raising=False)
-    vllm.register()
-    assert vllm._hooks is None
+    plugin.register()
+    assert plugin._hooks is None
 
 
 def test_an_engine_whose_core_is_elsewhere_is_refused_with_what_to_set() -> None:
@@ -59,7 +59,7 @@ def test_an_engine_whose_core_is_elsewhere_is_refused_with_what_to_set() -> None
 
 def test_the_plugin_loads_nothing_but_the_vocabulary() -> None:
     code = (
-        "import sys, engine_hooks.vllm as v; v.register();"
+        "import sys, engine_hooks.vllm.plugin as v; v.register();"
         "print([m for m in sys.modules if m.partition('.')[0] in"
         " ('torch', 'vllm', 'transformers', 'textual', 'numpy', 'rich', 'zstandard', 'platformdirs')])"
     )
@@ -70,8 +70,8 @@ def test_the_plugin_loads_nothing_but_the_vocabulary() -> None:
 def test_a_forked_process_starts_with_nothing_of_its_parents() -> None:
     code = (
         "import os\n"
-        "from engine_hooks.emitter import FRONT, emitter\n"
-        "from tracer.stages import Stage\n"
+        "from engine_hooks.base.emitter import FRONT, emitter\n"
+        "from engine_hooks.protocol.stages import Stage\n"
         "voice = emitter()\n"
         "voice.hold('parents', FRONT)\n"
         "voice.cover(Stage.RECEIVE, 'measured', 'here')\n"
@@ -106,7 +106,7 @@ def test_marks_of_another_step_or_another_host_are_not_used(monkeypatch: pytest.
     setattr(output, TAG, marks.pack())
     assert Marks.read(output, 8) is None
     assert Marks.read(types.SimpleNamespace(), 7) is None
-    monkeypatch.setattr("engine_hooks.vllm_marks.HERE", 12345)
+    monkeypatch.setattr("engine_hooks.vllm.marks.HERE", 12345)
     other = Marks.read(output, 7)
     assert other is not None
     assert (other.launched, other.token) == (0, 0)

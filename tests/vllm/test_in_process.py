@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from engine_hooks.protocol import events
+from engine_hooks.protocol.stages import Stage
 from tests.vllm.server import engine_environment
 from tests.vllm.viewer import Viewer
-from tracer import events
-from tracer.stages import Stage
 from tracer.state.view import Phase, Status
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]

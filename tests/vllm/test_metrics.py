@@ -15,8 +15,8 @@ from tests.vllm.server import VllmServer
 from tests.vllm.test_serve import LONG, USAGE
 from tests.vllm.viewer import Viewer
 from tracer.export.metrics import families
-from tracer.metrics_server import Endpoint
-from tracer.state import latency
+from tracer.monitor.endpoint import Endpoint
+from tracer.state.request import latency
 
 WAY_BACK_S = 0.002
 """By how much vLLM's prefill may end later than ours: it includes the way of the first token back to the core and the

@@ -15,14 +15,14 @@ from typing import Any
 import openai
 import pytest
 
+from engine_hooks.protocol import events
+from engine_hooks.protocol.environment import SOCKETS
+from engine_hooks.protocol.stages import Stage
 from tests.hooks.test_transformers_serve import QUESTIONS, Lateness, Stopwatch, agrees, ask, client_of, post
 from tests.measured import measured
 from tests.vllm.server import VllmServer
 from tests.vllm.viewer import Viewer
-from tracer import events
-from tracer.sockets import DIRECTORY_VARIABLE
-from tracer.stages import Stage
-from tracer.state import decode, latency
+from tracer.state.request import decode, latency
 from tracer.state.view import Phase, RequestView, Status
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
@@ -435,7 +435,7 @@ def test_the_gauges_are_the_engines_own(server: VllmServer) -> None:
 
 
 def test_doctor_tells_what_is_hooked_in_the_running_engine(server: VllmServer) -> None:
-    environment = {**os.environ, DIRECTORY_VARIABLE: str(server.sockets)}
+    environment = {**os.environ, SOCKETS: str(server.sockets)}
     done = subprocess.run(
         [sys.executable, "-m", "tracer", "doctor"], env=environment, capture_output=True, text=True, check=False
     )

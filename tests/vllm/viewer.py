@@ -10,14 +10,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from tracer import events
-from tracer.bus import Bus
-from tracer.clock import now
-from tracer.events import Header
-from tracer.sources import DirectorySource
-from tracer.state.requests import Request
+from engine_hooks.protocol import events
+from engine_hooks.protocol.clock import now
+from engine_hooks.protocol.events import Header
+from tracer.state.request.request import Request
 from tracer.state.trace_state import TraceState
 from tracer.state.view import RequestView
+from tracer.transport.bus import Bus
+from tracer.transport.sources import DirectorySource
 
 E = TypeVar("E", bound=events.Event)
 

@@ -6,10 +6,10 @@ import argparse
 import math
 from typing import Any, Final
 
-from tracer.analysis.budget import Budget, sentence
-from tracer.analysis.options import budget_of
-from tracer.stages import info
-from tracer.text import clean, fit
+from engine_hooks.protocol.stages import info
+from tracer.analysis.budget.budget import Budget, sentence
+from tracer.analysis.budget.options import budget_of
+from tracer.format.text import clean, fit
 
 _BAR: Final = " ▏▎▍▌▋▊▉█"
 _FEWEST_BAR: Final = 8

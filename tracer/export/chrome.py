@@ -1,5 +1,5 @@
 """A trace as Chrome's JSON trace events: opens in Perfetto's viewer, trace_processor and ``chrome://tracing``, needs no
-further package, and can be imported again (`tracer.import_chrome`).
+further package, and can be imported again (`tracer.export.imports.chrome`).
 
 Each line is an event. Requests are threads of a made-up process, since the format has no other tracks; times are µs
 with three decimals since the first event of the trace, so that they stay exact. Text is UTF-8: trace_processor does not
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tracer.events import NOT_MEASURED, Step
+from engine_hooks.protocol.events import NOT_MEASURED, Step
 from tracer.export.chrome_records import (
     MILESTONES,
     OFFSETS,
@@ -28,8 +28,8 @@ from tracer.export.chrome_records import (
 )
 from tracer.export.timeline import Group, Slice, Track, timeline
 from tracer.export.whole import RequestRow, StepRow, Whole
+from tracer.format.text import clean
 from tracer.state.trace_state import TraceState
-from tracer.text import clean
 
 _GAUGES: Final = ("used", "cached", "free", "waiting", "running", "preempted")
 

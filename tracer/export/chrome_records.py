@@ -17,7 +17,7 @@ MILESTONES: Final = (
     "received", "receive_end", "template_begin", "template_end", "tokenise_begin", "tokenise_end", "admission_begin",
     "queued", "lookup", "scheduled", "stream_end", "finished", "released", "closed",
 )  # fmt: skip
-"""Instants of a request by their names in `tracer.state.requests.Request`."""
+"""Instants of a request by their names in `tracer.state.request.request.Request`."""
 
 OFFSETS: Final = ("scheduled", "launched", "embed", "layers", "head", "logits", "sampled", "token", "end")
 """Offsets of a step, in the order of `StepRecord.offsets`."""
@@ -71,7 +71,7 @@ class RequestRecord(msgspec.Struct, omit_defaults=True):
 
 
 class StepRecord(msgspec.Struct, omit_defaults=True):
-    """One step, a delta against the one before of the same source, as `tracer.events.Step`: keys of requests."""
+    """One step, a delta against the one before of the same source, as `engine_hooks.protocol.events.Step`: keys of requests."""
 
     source: str
     n: int
@@ -99,7 +99,7 @@ class CoverageRecord(msgspec.Struct, array_like=True):
 
 
 class SourceRecord(msgspec.Struct, omit_defaults=True):
-    """One process. `engine`: fields of `tracer.events.Engine` that it told; `gone`: why it ended, if it did."""
+    """One process. `engine`: fields of `engine_hooks.protocol.events.Engine` that it told; `gone`: why it ended, if it did."""
 
     source: str
     title: str = ""

@@ -8,7 +8,7 @@ from typing import Any, Final
 from tracer.analysis.compare.context import Context
 from tracer.analysis.compare.result import STATISTICS, Change, Comparison, Matched, Pair, Part
 from tracer.analysis.compare.rows import Row
-from tracer.text import clean
+from tracer.format.text import clean
 
 SCHEMA: Final = 1
 """Raised when the meaning of a key changes or one goes away; new keys do not raise it."""

@@ -10,7 +10,7 @@ from tracer.analysis.compare.context import Context
 from tracer.analysis.compare.result import NONE_ALIKE, Change, Comparison, Matched, Pair, Part
 from tracer.analysis.compare.rows import TIMERS, UNATTRIBUTED, Row
 from tracer.export.page import Page, Run
-from tracer.text import cell_width, fit
+from tracer.format.text import cell_width, fit
 
 NAMES: Final = "ABC"
 """What the columns are called where their names do not fit."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from typing import Final
 
+from engine_hooks.protocol.clock import NS_PER_S
 from tracer.analysis.diagnosis.finding import CannotTell, Diagnosis, Exhibit, Finding
-from tracer.clock import NS_PER_S
 from tracer.export.page import Page, Run
 
 IDS_SHOWN: Final = 6

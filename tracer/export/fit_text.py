@@ -6,9 +6,9 @@ import math
 import textwrap
 from typing import Any
 
-from tracer.analysis.fit import Estimate, Fit
-from tracer.analysis.observed import Observed
-from tracer.text import clean, fit
+from tracer.analysis.beside.observed import Observed
+from tracer.analysis.fit.fit import Estimate, Fit
+from tracer.format.text import clean, fit
 
 
 def fit_text(found: Fit, seen: Observed, *, kept: str = "", width: int = 100, unicode: bool = True) -> str:

@@ -1,7 +1,7 @@
 """The state as one JSON document (``--json``), described in docs/json.md.
 
 All times are in ms. `null` stands for *not known*, never for zero. Text of requests, models and hosts is cleaned
-(`tracer.text.clean`), so that the document can be printed on a terminal and always encodes.
+(`tracer.format.text.clean`), so that the document can be printed on a terminal and always encodes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.clock import NS_PER_MS
+from engine_hooks.protocol.clock import NS_PER_MS
+from engine_hooks.protocol.stages import Stage
 from tracer.export.numbers_json import numbers_document, timer_document
-from tracer.stages import Stage
-from tracer.state.pool import cached_ages, pool_of, prefix_of
+from tracer.format.text import clean
+from tracer.state.engine.pool import cached_ages, pool_of, prefix_of
 from tracer.state.view import (
     Context,
     CoverageRow,
@@ -26,10 +27,9 @@ from tracer.state.view import (
     Status,
     Wait,
 )
-from tracer.text import clean
 
 if TYPE_CHECKING:
-    from tracer.analysis.beside import Beside
+    from tracer.analysis.beside.beside import Beside
 
 SCHEMA: Final = 1
 """Raised when the meaning of a key changes or one goes away; new keys do not raise it."""
@@ -218,7 +218,7 @@ def _ridge(view: EngineView, beside: Beside | None) -> float | None:
     """Where it is worked out, expected values are too."""
     if beside is None:
         return None
-    from tracer.analysis.ridge import ridge_of
+    from tracer.analysis.beside.ridge import ridge_of
 
     return ridge_of(view, beside.basis(view))
 

@@ -5,7 +5,7 @@ Names and labels are written as OpenTelemetry has them (dots, a unit); `tracer.e
 conventions, with their buckets; what the conventions have no name for begins with ``tracer.``. Counters and histograms
 go from the begin of the trace on and never shrink; their sums are exact. A figure that is not known is left out.
 
-Labels are bounded, and cleaned (`tracer.text`): engine, model, route, stage. No text of a request is in them.
+Labels are bounded, and cleaned (`tracer.format.text`): engine, model, route, stage. No text of a request is in them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tracer import __version__
-from tracer.clock import NS_PER_MS, NS_PER_S
+from engine_hooks.protocol import __version__
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
 from tracer.export.jsondoc import kv_usage, main_engine
-from tracer.state.tally import BOUNDS, ITL, Key, Tally
+from tracer.format.text import clean
+from tracer.state.metrics.tally import BOUNDS, ITL, Key, Tally
 from tracer.state.trace_state import TraceState
 from tracer.state.view import EngineView, Snapshot
-from tracer.text import clean
 
 COUNTER: Final = "counter"
 GAUGE: Final = "gauge"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tracer.state.numbers import Attainment, Curve, Figures, Gauges, History, Lengths, Numbers, Window
-from tracer.state.view import Quantiles
-from tracer.text import clean
+from tracer.format.text import clean
+from tracer.state.metrics.histogram import Quantiles
+from tracer.state.metrics.numbers import Attainment, Curve, Figures, Gauges, History, Lengths, Numbers, Window
 
 
 def numbers_document(numbers: Numbers) -> dict[str, Any]:

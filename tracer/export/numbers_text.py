@@ -6,8 +6,8 @@ import math
 from typing import Final
 
 from tracer.export.page import Page
-from tracer.state.numbers import Attainment, Curve, Figures, Lengths, Numbers, Window
-from tracer.state.view import Quantiles
+from tracer.state.metrics.histogram import Quantiles
+from tracer.state.metrics.numbers import Attainment, Curve, Figures, Lengths, Numbers, Window
 
 LABELS: Final = {"queue": "queue", "prefill": "prefill", "ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
 

@@ -15,12 +15,12 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any, Final
 
-from tracer import __version__
-from tracer.clock import NS_PER_MS
+from engine_hooks.protocol import __version__
+from engine_hooks.protocol.clock import NS_PER_MS
 from tracer.export.timeline import Value
 from tracer.export.whole import RequestRow, Whole
-from tracer.state.outcome import FAILED
-from tracer.text import clean
+from tracer.format.text import clean
+from tracer.state.request.outcome import FAILED
 
 SPANS: Final = 500
 """Spans in one document, about; a collector takes 4 MiB and more."""

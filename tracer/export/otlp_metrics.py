@@ -24,7 +24,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 )
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
-from tracer import __version__
+from engine_hooks.protocol import __version__
 from tracer.export.metrics import COUNTER, HISTOGRAM, Buckets, Family
 
 

@@ -14,10 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
-from tracer.block_file import why
+from engine_hooks.protocol.block_file import why
+from engine_hooks.protocol.errors import UserError
 
 
-class ExportError(Exception):
+class ExportError(UserError):
     """An export or an import did not come about. The message is one line for the user."""
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from rich.cells import chop_cells
 
-from tracer.text import cell_width, clean, fit
+from tracer.format.text import cell_width, clean, fit
 
 _ASCII: Final = str.maketrans({
     "·": "|", "→": ">", "×": "x", "–": "-", "—": "-", "…": "~", "²": "2", "µ": "u", "±": "+/-",

@@ -14,12 +14,12 @@ import json
 from importlib.resources import files
 from typing import Any, Final
 
-from tracer.clock import NS_PER_MS
+from engine_hooks.protocol.clock import NS_PER_MS
+from engine_hooks.protocol.stages import STAGES
+from tracer.export.stage_colours import STAGE_COLOURS_DARK, STAGE_COLOURS_LIGHT
 from tracer.export.summary import TIMERS, context, figure, quantiles, totals_line
 from tracer.export.whole import RequestRow, Whole
-from tracer.stage_colours import STAGE_COLOURS_DARK, STAGE_COLOURS_LIGHT
-from tracer.stages import STAGES
-from tracer.text import clean
+from tracer.format.text import clean
 
 _DIGITS: Final = 4
 """Decimals of a millisecond: tenths of a microsecond."""

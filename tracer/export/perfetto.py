@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tracer.export.timeline import Counter, Group, Slice, Track, Value, timeline
 from tracer.export.whole import Whole
-from tracer.text import clean
+from tracer.format.text import clean
 
 _SEQUENCE: Final = 1
 _MONOTONIC, _REALTIME = 3, 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import datetime
 from typing import Final
 
-from tracer.clock import NS_PER_S
+from engine_hooks.protocol.clock import NS_PER_S
+from engine_hooks.protocol.stamps import set_aside_line
 from tracer.export.jsondoc import main_engine
 from tracer.export.whole import Totals, Whole
-from tracer.stamps import set_aside_line
-from tracer.state.view import Quantiles
-from tracer.text import clean
+from tracer.format.text import clean
+from tracer.state.metrics.histogram import Quantiles
 
 TIMERS: Final = (
     ("queue", "queue"), ("prefill", "prefill"), ("ttft", "TTFT"), ("itl", "ITL"), ("tpot", "TPOT"), ("e2e", "E2E"),

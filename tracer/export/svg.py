@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from tracer.clock import NS_PER_MS
+from engine_hooks.protocol.clock import NS_PER_MS
+from engine_hooks.protocol.stages import STAGES, Stage, info
+from tracer.export.stage_colours import STAGE_COLOURS_DARK, STAGE_COLOURS_LIGHT
 from tracer.export.summary import TIMERS, context, figure, quantiles, totals_line
 from tracer.export.whole import RequestRow, Whole
-from tracer.stage_colours import STAGE_COLOURS_DARK, STAGE_COLOURS_LIGHT
-from tracer.stages import STAGES, Stage, info
+from tracer.format.text import clean, fit
 from tracer.state.view import RequestView, Segment, StageView
-from tracer.text import clean, fit
 
 MOST_ROWS: Final = 200
 """Requests that are drawn; of more, the longest."""

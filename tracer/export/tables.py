@@ -12,10 +12,10 @@ import io
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, Final, NamedTuple
 
-from tracer.clock import NS_PER_MS
+from engine_hooks.protocol.clock import NS_PER_MS
+from engine_hooks.protocol.stages import Stage
 from tracer.export.whole import RequestRow, StepRow, Token, Whole
-from tracer.stages import Stage
-from tracer.text import clean
+from tracer.format.text import clean
 
 TABLES: Final = ("requests", "steps", "tokens")
 _ROWS: Final = 50_000

@@ -9,14 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from tracer.clock import NS_PER_MS
+from engine_hooks.protocol.clock import NS_PER_MS
+from engine_hooks.protocol.stages import Stage, info
+from engine_hooks.protocol.stamps import set_aside_line
 from tracer.export.jsondoc import best_coverage, kv_usage, main_engine
 from tracer.export.numbers_text import LABELS, figure_lines, latency_lines
 from tracer.export.page import Page, Run
-from tracer.stages import Stage, info
-from tracer.stamps import set_aside_line
-from tracer.state.view import EngineView, Quantiles, RequestDetail, RequestView, Segment, Snapshot, StageView, Status
-from tracer.text import cell_width, fit
+from tracer.format.text import cell_width, fit
+from tracer.state.metrics.histogram import Quantiles
+from tracer.state.view import EngineView, RequestDetail, RequestView, Segment, Snapshot, StageView, Status
 
 TEXT_LINES: Final = 12
 """Lines of prompt and of output printed for one request."""

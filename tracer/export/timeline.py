@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from tracer.clock import NS_PER_MS
+from engine_hooks.protocol.clock import NS_PER_MS
+from engine_hooks.protocol.stages import info
 from tracer.export.whole import RequestRow, StepRow, Whole
-from tracer.stages import info
+from tracer.format.text import clean
 from tracer.state.view import Segment
-from tracer.text import clean
 
 Value = int | float | str | bool
 Arguments = tuple[tuple[str, Value], ...]

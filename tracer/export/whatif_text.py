@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tracer.analysis.whatif import Factor, Prediction, describe, label
-from tracer.text import fit
+from tracer.analysis.whatif.whatif import Factor, Prediction, describe, label
+from tracer.format.text import fit
 
 
 def whatif_text(told: Prediction, *, width: int = 100, unicode: bool = True) -> str:

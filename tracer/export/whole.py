@@ -1,6 +1,6 @@
 """A whole trace as rows: every request, every step with its members, every output token. What the exporters write.
 
-Rows come from a state that has kept everything (`tracer.exports.read_whole` folds a file so), or from the one of a live
+Rows come from a state that has kept everything (`tracer.cli.export.read_whole` folds a file so), or from the one of a live
 process as far as it goes back. Their sums are the state's: an exporter that writes all rows has written the totals.
 Text from requests, models and hosts is not cleaned here: whoever writes a row cleans it.
 """
@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from tracer.clock import NS_PER_MS
-from tracer.events import Step
-from tracer.stages import Stage
-from tracer.state import decode, latency
+from engine_hooks.protocol.clock import NS_PER_MS
+from engine_hooks.protocol.events import Step
+from engine_hooks.protocol.stages import Stage
 from tracer.state.overview import step_view
-from tracer.state.requests import Request, Span
+from tracer.state.request import decode, latency
+from tracer.state.request.request import Request, Span
 from tracer.state.trace_state import TraceState
 from tracer.state.view import RequestView, Snapshot, StepView
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from tracer.state.requests import Pass, Request, Settled
+from tracer.state.request.request import Pass, Request, Settled
 
 if TYPE_CHECKING:
-    from tracer.state.trace_state import TraceState
+    from tracer.state.fold import Fold
 
 _NOT_STATE: Final = frozenset({
     "version", "batch", "cached_view", "cached_version", "front", "search", "search_version",
@@ -20,7 +20,7 @@ _NOT_STATE: Final = frozenset({
 _FIELDS: Final = tuple(field.name for field in dataclasses.fields(Request) if field.name not in _NOT_STATE)
 
 
-def of(state: TraceState) -> str:
+def of(state: Fold) -> str:
     """Hex digest over everything that events told: requests, steps, gauges, timers, losses. Caches are not in it."""
     digest = hashlib.blake2b(digest_size=16)
 

@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.events import Step
-from tracer.state.admission import Room, bound_by, explain, in_line
-from tracer.state.numbers import Ask
-from tracer.state.rates import per_second
-from tracer.state.reckoning import numbers
-from tracer.state.requests import Request
-from tracer.state.step_history import PARTS, divide, token_instant
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from engine_hooks.protocol.events import Step
+from tracer.state.engine.admission import Room, bound_by, explain, in_line
+from tracer.state.engine.step_history import PARTS, divide, token_instant
+from tracer.state.metrics.numbers import Ask
+from tracer.state.metrics.rates import per_second
+from tracer.state.metrics.reckoning import numbers
+from tracer.state.request.request import Request
 from tracer.state.view import Context, EngineView, Losses, RequestView, Snapshot, StepView, Wait
 
 if TYPE_CHECKING:
-    from tracer.state.source import Source
-    from tracer.state.trace_state import TraceState
+    from tracer.state.engine.source import Source
+    from tracer.state.fold import Fold
 
 
 def snapshot(
-    state: TraceState, now: int, window_s: float, requests: Sequence[RequestView], total: int, ask: Ask | None = None
+    state: Fold, now: int, window_s: float, requests: Sequence[RequestView], total: int, ask: Ask | None = None
 ) -> Snapshot:
     """The snapshot at `now` around the requests chosen for it; with the Numbers view if it is asked for."""
     table = state.requests
@@ -55,7 +55,7 @@ def snapshot(
     )
 
 
-def _engines(state: TraceState, now: int) -> tuple[tuple[EngineView, ...], tuple[Wait, ...]]:
+def _engines(state: Fold, now: int) -> tuple[tuple[EngineView, ...], tuple[Wait, ...]]:
     """Every process, and who waits at which of them. What is on its way to a queue stands at the end of the only
     engine's line, and in one of its own where it is not known which engine it goes to."""
     live: dict[str, list[Request]] = {name: [] for name in state.sources}
@@ -77,7 +77,7 @@ def _engines(state: TraceState, now: int) -> tuple[tuple[EngineView, ...], tuple
     return tuple(views), tuple(waits)
 
 
-def _context(state: TraceState, now: int, window_s: float) -> Context:
+def _context(state: Fold, now: int, window_s: float) -> Context:
     window = NS_PER_S * 60 if math.isnan(window_s) else int(min(max(window_s, 0.0), 1e9) * NS_PER_S)
     span = min(window, max(0, now - state.began))
     (received,) = state.received.over(now, window)
@@ -95,7 +95,7 @@ def _context(state: TraceState, now: int, window_s: float) -> Context:
     )
 
 
-def _switch(state: TraceState, name: str) -> bool | None:
+def _switch(state: Fold, name: str) -> bool | None:
     """A setting that qualifies all figures: of the first engine that tells it."""
     for source in state.sources.values():
         value = getattr(source.engine, name, -1)
@@ -104,7 +104,7 @@ def _switch(state: TraceState, name: str) -> bool | None:
     return None
 
 
-def _losses(state: TraceState, now: int) -> Losses:
+def _losses(state: Fold, now: int) -> Losses:
     table = state.requests
     sources = state.sources.values()
     return Losses(

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
-from tracer.clock import NS_PER_MS
-from tracer.events import Coverage, unpack_u32
-from tracer.stages import Stage
-from tracer.state import decode, latency, progress, waterfall
-from tracer.state.kv import BlockMap
-from tracer.state.outcome import failure_of
-from tracer.state.request_table import RequestTable
-from tracer.state.requests import Request
+from engine_hooks.protocol.clock import NS_PER_MS
+from engine_hooks.protocol.events import Coverage, unpack_u32
+from engine_hooks.protocol.stages import Stage
+from tracer.state.engine.kv import BlockMap
+from tracer.state.request import decode, latency, progress, waterfall
+from tracer.state.request.outcome import failure_of
+from tracer.state.request.request import Request
+from tracer.state.request.table import RequestTable
 from tracer.state.view import ChunkView, Phase, RequestDetail, RequestView, Segment, StageView, Status
 
 _PHASES: Final = {phase: place for place, phase in enumerate(Phase)}

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracer.stages import Stage
+from engine_hooks.protocol.stages import Stage
+from tracer.state.metrics.histogram import Quantiles
 
 if TYPE_CHECKING:
-    from tracer.state.numbers import Numbers
+    from tracer.state.metrics.numbers import Numbers
 
 
 class Phase(enum.StrEnum):
@@ -199,16 +200,6 @@ class RequestDetail:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantiles:
-    """p50, p95, p99 in ms over `count` samples; None without samples."""
-
-    count: int = 0
-    p50: float | None = None
-    p95: float | None = None
-    p99: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class EngineView:
     """One engine process (or front end): facts, health, gauges."""
 
@@ -352,3 +343,15 @@ class Snapshot:
     """Who waits for admission, engine by engine in the order in which they will be taken."""
     numbers: Numbers | None = None
     """Every figure over every window, where it was asked for."""
+
+
+def engines_of(snapshot: Snapshot) -> list[EngineView]:
+    """The processes that run an engine, in order; front ends and workers, which may say the same facts, left out."""
+    return engines_among(snapshot.engines)
+
+
+def engines_among(views: Sequence[EngineView]) -> list[EngineView]:
+    """Likewise, of some processes."""
+    named = [engine for engine in views if engine.name]
+    inner = [engine for engine in named if engine.role in ("engine", "core")]
+    return inner or named or [engine for engine in views if engine.role == "engine"]

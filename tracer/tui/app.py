@@ -28,31 +28,32 @@ from textual.binding import Binding
 from textual.driver import Driver
 from textual.screen import Screen
 
-from tracer.clock import NS_PER_S
-from tracer.slo import Slo
+from engine_hooks.protocol.clock import NS_PER_S
+from tracer.format.text import cell_width
+from tracer.state.metrics.slo import Slo
 from tracer.state.view import RequestView, Snapshot
-from tracer.text import cell_width
-from tracer.tui import compositor, figures
-from tracer.tui.canvas import label
 from tracer.tui.feed import EngineLog, Evidence, Feed, Tape, Traffic
-from tracer.tui.lens import Lens
+from tracer.tui.frozen_view import Lens
 from tracer.tui.naming import place_of
-from tracer.tui.picture import write_picture
-from tracer.tui.screens.base import Footer, FrameScreen
-from tracer.tui.screens.live import LiveScreen
-from tracer.tui.tabs import DIAGNOSIS_TAB, TABS, Tab
-from tracer.tui.terminal import TerminalDriver, patient
-from tracer.tui.theme import ASCII, PALETTES, Look, choose_glyphs, choose_palette, textual_theme
+from tracer.tui.screens.banner import Notice, alerted, notices_of
+from tracer.tui.screens.base import FrameScreen
+from tracer.tui.screens.context_strip import RECORDING
+from tracer.tui.screens.footer import Footer
+from tracer.tui.screens.live.screen import LiveScreen
+from tracer.tui.screens.tabs import DIAGNOSIS_TAB, TABS, Tab
+from tracer.tui.toolkit import compositor, figures
+from tracer.tui.toolkit.canvas import label
+from tracer.tui.toolkit.line_input import LineInput
+from tracer.tui.toolkit.picture import write_picture
+from tracer.tui.toolkit.terminal import TerminalDriver, patient
+from tracer.tui.toolkit.theme import ASCII, PALETTES, Look, choose_glyphs, choose_palette, textual_theme
 from tracer.tui.watch import LiveWatch, Watch
-from tracer.tui.widgets.banner import Notice, alerted, notices_of
-from tracer.tui.widgets.context_strip import RECORDING
-from tracer.tui.widgets.line_input import LineInput
 
 if TYPE_CHECKING:
-    from tracer.alerts import News
-    from tracer.analysis.beside import Beside
-    from tracer.outlets import Outlets
-    from tracer.tui.desk import Desk
+    from tracer.analysis.beside.beside import Beside
+    from tracer.monitor.alerts import News
+    from tracer.monitor.outlets import Outlets
+    from tracer.tui.screens.budget.desk import Desk
 
 FRAMES_PER_SECOND = 10
 IDLE_EVERY = 20
@@ -166,14 +167,14 @@ class TracerApp(App[int]):
     @cached_property
     def beside(self) -> Beside:
         """Expected values, from what is known without measuring anything."""
-        from tracer.analysis.beside import Beside
+        from tracer.analysis.beside.beside import Beside
 
         return Beside()
 
     @cached_property
     def desk(self) -> Desk:
         """What the Budget and Journey screens reckon."""
-        from tracer.tui.desk import Desk
+        from tracer.tui.screens.budget.desk import Desk
 
         return Desk()
 
@@ -352,7 +353,7 @@ class TracerApp(App[int]):
 
     def open_request(self, view: RequestView) -> None:
         """Show one request closely."""
-        from tracer.tui.screens.request import RequestScreen
+        from tracer.tui.screens.request.screen import RequestScreen
 
         self.push_screen(RequestScreen(self.look, view.id))
 

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from tracer.extras import install_command
+from engine_hooks.protocol.errors import UserError
+from tracer.export.extras import install_command
 
 if TYPE_CHECKING:
     from aiohttp.web import Application, Request, StreamResponse
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 COOKIE: Final = "tracer"
 
 
-class WebError(Exception):
+class WebError(UserError):
     """The screens cannot be served. The message is one line fit for a user."""
 
 

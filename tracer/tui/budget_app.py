@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from tracer.analysis.budget import Budget
+from tracer.analysis.budget.budget import Budget
 from tracer.state.trace_state import TraceState
 from tracer.tui.app import TracerApp
-from tracer.tui.desk import Desk
-from tracer.tui.theme import Look
+from tracer.tui.screens.budget.desk import Desk
+from tracer.tui.toolkit.theme import Look
 
 BUDGET_TAB, JOURNEY_TAB = 5, 7
 
@@ -44,7 +44,7 @@ class BudgetApp(TracerApp):
 
 def desk_of(made: Budget) -> Desk:
     """A desk with the setting of a budget. Its KV pool stays the one that was given, if it is not the device's own."""
-    from tracer.analysis.capacity import pool
+    from tracer.analysis.budget.capacity import pool
 
     desk = Desk()
     desk.model, desk.device, desk.efficiency, desk.workload = made.model, made.device, made.efficiency, made.workload

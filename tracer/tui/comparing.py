@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from tracer.analysis.compare import Trace
 from tracer.state.trace_state import TraceState
 from tracer.tui.app import TracerApp
-from tracer.tui.screens.compare import CompareScreen
-from tracer.tui.tabs import TABS
-from tracer.tui.theme import Look
+from tracer.tui.screens.compare.screen import CompareScreen
+from tracer.tui.screens.tabs import TABS
+from tracer.tui.toolkit.theme import Look
 
 TAB = next(tab.number for tab in TABS if tab.name == CompareScreen.NAME)
 

@@ -9,12 +9,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from tracer import clock
-from tracer.bus import Bus
-from tracer.clock import NS_PER_MS
-from tracer.events import SourceGone
-from tracer.intake import Delivery
+from engine_hooks.protocol import clock
+from engine_hooks.protocol.clock import NS_PER_MS
+from engine_hooks.protocol.events import SourceGone
+from engine_hooks.protocol.stream_decoder import Delivery
 from tracer.state.trace_state import TraceState
+from tracer.transport.bus import Bus
 
 
 class Feed(Protocol):

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from rich.style import Style
 
-from tracer.stages import STAGES, Stage
-from tracer.state.outcome import FAILED
+from engine_hooks.protocol.stages import STAGES, Stage
+from tracer.format.text import cell_width, clean, fit
+from tracer.state.request.outcome import FAILED
 from tracer.state.view import Phase, RequestView
-from tracer.text import cell_width, clean, fit
-from tracer.tui.theme import Look
+from tracer.tui.toolkit.theme import Look
 
 if TYPE_CHECKING:
     from tracer.analysis.diagnosis import Finding

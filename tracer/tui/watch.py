@@ -13,13 +13,14 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
 
-from tracer.clock import NS_PER_S
-from tracer.text import clean
+from engine_hooks.protocol.clock import NS_PER_S
+from tracer.format.text import clean
 
 if TYPE_CHECKING:
-    from tracer.analysis.diagnosis import CannotTell, Diagnosis, Finding, LiveDiagnosis
+    from tracer.analysis.diagnosis import CannotTell, Diagnosis, Finding
     from tracer.analysis.diagnosis.records import Evidence
-    from tracer.player import Player
+    from tracer.monitor.live_findings import LiveDiagnosis
+    from tracer.replay.player import Player
     from tracer.tui.feed import Feed
 
 LOOK_S: Final = 2.0
@@ -149,7 +150,7 @@ class LiveWatch:
     async def run(self) -> None:
         """Look until cancelled."""
         await asyncio.sleep(LOOK_S)
-        from tracer.analysis.diagnosis.live import LiveDiagnosis
+        from tracer.monitor.live_findings import LiveDiagnosis
 
         sys.setswitchinterval(SWITCH_S)
         live = LiveDiagnosis()

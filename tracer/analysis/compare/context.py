@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.stamps import set_aside_line
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from engine_hooks.protocol.stamps import set_aside_line
 from tracer.state.trace_state import TraceState
 from tracer.state.view import EngineView, RequestView
 

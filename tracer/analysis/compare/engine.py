@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from engine_hooks.protocol.stages import Stage
 from tracer.analysis.compare import context as contexts
 from tracer.analysis.compare import explain, resampling
 from tracer.analysis.compare import samples as tables
@@ -30,7 +31,6 @@ from tracer.analysis.compare.result import (
 from tracer.analysis.compare.rows import BY_KEY, ROWS, STAGE_ROWS, UNATTRIBUTED, Row
 from tracer.analysis.compare.samples import Floats, Ints, Reader, Samples
 from tracer.analysis.errors import AnalysisError
-from tracer.stages import Stage
 from tracer.state.trace_state import TraceState
 from tracer.state.view import RequestView
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from engine_hooks.protocol.stages import Stage
 from tracer.analysis.compare.result import FEWEST, STATISTICS, Change, Comparison, Part, Rate
 from tracer.analysis.compare.rows import BY_KEY, ROWS, Row
-from tracer.stages import Stage
 
 ALSO: Final = 0.15
 """Stages that explain this share of a change are named beside the first."""

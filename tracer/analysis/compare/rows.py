@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from engine_hooks.protocol.stages import STAGES, Stage, parse
 from tracer.analysis.errors import AnalysisError
-from tracer.stages import STAGES, Stage, parse
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from engine_hooks.protocol.clock import NS_PER_MS
+from engine_hooks.protocol.stages import Stage
 from tracer.analysis.compare.rows import ROWS, STAGE_ROWS
-from tracer.clock import NS_PER_MS
-from tracer.stages import Stage
-from tracer.state import decode, latency
-from tracer.state.outcome import CANCELLED, FAILED
+from tracer.state.request import decode, latency
+from tracer.state.request.outcome import CANCELLED, FAILED
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Phase, RequestView, Status
 

@@ -4,7 +4,7 @@
     print(diagnosis.verdict)
     for finding in diagnosis.findings: ...
 
-`LiveDiagnosis` follows a state that goes on. ``docs/diagnosis.md`` lists the rules and describes the JSON document.
+`tracer.monitor.live_findings.LiveDiagnosis` follows a state that goes on. ``docs/diagnosis.md`` lists the rules and describes the JSON document.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from tracer.analysis.diagnosis.case import Budget, ClientTimes
     from tracer.analysis.diagnosis.engine import diagnose
     from tracer.analysis.diagnosis.finding import CannotTell, Diagnosis, Exhibit, Finding
-    from tracer.analysis.diagnosis.live import LiveDiagnosis
     from tracer.analysis.diagnosis.series import ObservedState, Series
 
 __all__ = [
@@ -26,7 +25,6 @@ __all__ = [
     "Diagnosis",
     "Exhibit",
     "Finding",
-    "LiveDiagnosis",
     "ObservedState",
     "Series",
     "diagnose",
@@ -34,7 +32,7 @@ __all__ = [
 
 _PLACES: Final = {
     "Budget": "case", "ClientTimes": "case", "diagnose": "engine", "CannotTell": "finding", "Diagnosis": "finding",
-    "Exhibit": "finding", "Finding": "finding", "LiveDiagnosis": "live", "ObservedState": "series", "Series": "series",
+    "Exhibit": "finding", "Finding": "finding", "ObservedState": "series", "Series": "series",
 }  # fmt: skip
 """Where each name lives: a viewer needs the state before its first paint, and the rules a second later."""
 

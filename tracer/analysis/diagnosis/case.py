@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
+from engine_hooks.protocol.clock import NS_PER_S
+from engine_hooks.protocol.stages import Stage
 from tracer.analysis.diagnosis.finding import AFFECTED_SHOWN, CannotTell, Exhibit, Finding
 from tracer.analysis.diagnosis.records import Asked, EngineFacts, Evidence, ms
-from tracer.clock import NS_PER_S
-from tracer.stages import Stage
 
 
 class Budget(Protocol):

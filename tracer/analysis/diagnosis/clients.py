@@ -8,10 +8,10 @@ from typing import Final
 
 import msgspec
 
-from tracer import regular_file
+from engine_hooks.protocol import regular_file
+from engine_hooks.protocol.clock import NS_PER_MS
 from tracer.analysis.diagnosis.case import ClientTimes
 from tracer.analysis.errors import AnalysisError
-from tracer.clock import NS_PER_MS
 
 ROOM: Final = 256 * 1024 * 1024
 """Bytes of such a file that are read: a million requests. A larger one is refused."""

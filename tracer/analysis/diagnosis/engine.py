@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from engine_hooks.protocol.clock import NS_PER_S
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Budget, Case, ClientTimes
 from tracer.analysis.diagnosis.evidence import collect
@@ -15,7 +16,6 @@ from tracer.analysis.diagnosis.finding import CannotTell, Diagnosis, Finding
 from tracer.analysis.diagnosis.records import Asked, Evidence, ms
 from tracer.analysis.diagnosis.rules import NAMES, RULES
 from tracer.analysis.diagnosis.symptoms import symptoms
-from tracer.clock import NS_PER_S
 from tracer.state.trace_state import TraceState
 
 _QUEUES: Final = frozenset({"over-capacity", "batch-limit", "kv-blocks", "queue-hop"})

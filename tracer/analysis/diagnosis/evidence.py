@@ -15,9 +15,9 @@ import numpy as np
 from tracer.analysis.diagnosis.records import Asked, EngineFacts, Evidence, Ran, Waited, shown
 from tracer.analysis.diagnosis.series import Beat, Series
 from tracer.analysis.diagnosis.steps import StepTable
-from tracer.state import decode, latency
-from tracer.state.requests import Pass, Request
-from tracer.state.source import Source
+from tracer.state.engine.source import Source
+from tracer.state.request import decode, latency
+from tracer.state.request.request import Pass, Request
 from tracer.state.trace_state import TraceState
 
 SLICE: Final = 24

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tracer.stages import Stage, parse
-from tracer.text import clean
+from engine_hooks.protocol.stages import Stage, parse
+from tracer.format.text import clean
 
 SCHEMA: Final = 1
 """Of the document: raised when the meaning of a key changes or one goes away; new keys do not raise it."""

@@ -14,7 +14,7 @@ import numpy as np
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.records import Asked, EngineFacts
 from tracer.analysis.diagnosis.steps import Ints
-from tracer.text import clean
+from tracer.format.text import clean
 
 HASHED_BLOCKS: Final = 512
 """Blocks of a prompt that are looked up: all of the token ids that hooks keep (8,192 of them in blocks of 16)."""

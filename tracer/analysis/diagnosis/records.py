@@ -9,11 +9,11 @@ from typing import Final
 
 import numpy as np
 
+from engine_hooks.protocol.clock import NS_PER_MS
 from tracer.analysis.diagnosis.series import Beat, Send, sends_of
 from tracer.analysis.diagnosis.steps import Ints, StepTable
-from tracer.clock import NS_PER_MS
-from tracer.state import latency
-from tracer.text import clean, fit
+from tracer.format.text import clean, fit
+from tracer.state.request import latency
 
 NAME_SHOWN: Final = 48
 """Characters of an id or a tenant inside a sentence."""

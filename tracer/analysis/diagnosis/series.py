@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from tracer.events import Event, Evicted, Heartbeat, Sent
-from tracer.state.source import Source
+from engine_hooks.protocol.events import Event, Evicted, Heartbeat, Sent
+from tracer.state.engine.source import Source
 from tracer.state.trace_state import TraceState
 
 BEATS_KEPT: Final = 7_200

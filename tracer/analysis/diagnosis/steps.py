@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tracer.events import Step, Timing
+from engine_hooks.protocol.events import Step, Timing
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -13,12 +13,12 @@ from typing import Final
 
 import numpy as np
 
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from engine_hooks.protocol.stages import Stage
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.finding import Finding
 from tracer.analysis.diagnosis.records import Asked, Evidence, median, ms
 from tracer.analysis.diagnosis.spell import change
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.stages import Stage
 
 _DECODE: Final = frozenset({"clumped-stream", "detokeniser-growth"})
 """Rules that concern streams after the first token alone, and do not lengthen the engine's service."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from tracer.state import admission
+from tracer.state.engine import admission
 
 
 class Threshold(NamedTuple):

@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, cast
 
 from textual import events
 from textual.geometry import Region, Size
 from textual.screen import Screen
 from textual.widget import Widget
 
-from tracer.tui.canvas import Canvas
-from tracer.tui.theme import Look
-from tracer.tui.tiles import Tiles
-from tracer.tui.widgets.key_bar import Key, KeyBar
-
-if TYPE_CHECKING:
-    from tracer.tui.app import TracerApp
-
-
-class Footer(Protocol):
-    """What an app adds at the foot of every screen, above its keys: one row."""
-
-    @property
-    def widgets(self) -> Sequence[Widget]:
-        """All its widgets."""
-
-    def tiles(self, y: int, width: int) -> Mapping[Widget, Region]:
-        """Where they lie in the row `y`."""
-
-    def show(self) -> None:
-        """Draw again."""
-
+from tracer.tui.screens.footer import Footer
+from tracer.tui.screens.host import Host
+from tracer.tui.toolkit.canvas import Canvas
+from tracer.tui.toolkit.key_bar import Key, KeyBar
+from tracer.tui.toolkit.theme import Look
+from tracer.tui.toolkit.tiles import Tiles
 
 FOOTER_FROM = 8
 """Rows from which a screen has room for a footer."""
@@ -65,9 +49,9 @@ class FrameScreen(Screen[None]):
             self.mount(*self.footer.widgets)
 
     @property
-    def tracer(self) -> TracerApp:
+    def tracer(self) -> Host:
         """The app, typed."""
-        return cast("TracerApp", self.app)
+        return cast(Host, self.app)
 
     @property
     def layout(self) -> Tiles:

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from textual.geometry import Size
 
-from tracer.tui.panel import Panel
 from tracer.tui.screens.base import FrameScreen
-from tracer.tui.widgets.tab_line import TabLine
+from tracer.tui.toolkit.panel import Panel
+from tracer.tui.toolkit.tab_line import TabLine
 
 
 class CardScreen(FrameScreen):

@@ -13,12 +13,12 @@ from textual.keys import key_to_character
 from textual.screen import Screen
 from textual.widget import Widget
 
-from tracer.stages import STAGES, Group, Stage
-from tracer.tui.canvas import Line, Row, blank
-from tracer.tui.panel import Panel
+from engine_hooks.protocol.stages import STAGES, Group, Stage
 from tracer.tui.screens.base import FrameScreen
-from tracer.tui.theme import Look
-from tracer.tui.widgets.key_bar import Key
+from tracer.tui.toolkit.canvas import Line, Row, blank
+from tracer.tui.toolkit.key_bar import Key
+from tracer.tui.toolkit.panel import Panel
+from tracer.tui.toolkit.theme import Look
 
 TERMS = (
     ("QUEUE", "admission: handed to the engine until first scheduled"),

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from engine_hooks.protocol.stages import Stage
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
 from tracer.analysis.diagnosis.finding import CannotTell, Exhibit
 from tracer.analysis.diagnosis.records import Asked, EngineFacts, Evidence, median, ms
 from tracer.analysis.diagnosis.spell import points
 from tracer.analysis.diagnosis.steps import Flags, Ints
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.stages import Stage
-from tracer.state import admission
+from tracer.state.engine import admission
 
 NEVER, BLOCKED, HOP = "never-admitted", "admission-blocked", "queue-hop"
 KV, SLOTS, OVER, UNEQUAL = "kv-blocks", "batch-limit", "over-capacity", "unequal-engines"

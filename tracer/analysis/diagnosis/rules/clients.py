@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from engine_hooks.protocol.stages import Stage
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
 from tracer.analysis.diagnosis.finding import CannotTell, Exhibit
 from tracer.analysis.diagnosis.records import Asked, Evidence, median, ms
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.stages import Stage
-from tracer.state.latency import unattributed as uncovered
+from tracer.state.request.latency import unattributed as uncovered
 
 _TOGETHER_NS: Final = 6 * NS_PER_S
 """Clients that all hang up within this time after the last arrival were stopped: a busy event loop notices it late."""

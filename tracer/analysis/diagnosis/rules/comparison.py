@@ -7,14 +7,14 @@ from typing import Final
 
 import numpy as np
 
+from engine_hooks.protocol.clock import NS_PER_MS
+from engine_hooks.protocol.stages import Stage
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
 from tracer.analysis.diagnosis.finding import Exhibit
 from tracer.analysis.diagnosis.records import Asked, Evidence, median, ms
 from tracer.analysis.diagnosis.spell import points
-from tracer.clock import NS_PER_MS
-from tracer.stages import Stage
-from tracer.state.latency import interval
+from tracer.state.request.latency import interval
 
 SLOWER, STRETCHED, BUDGET = "slower-than-baseline", "everything-slower", "slower-than-budget"
 

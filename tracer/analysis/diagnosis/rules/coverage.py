@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine_hooks.protocol.stages import Stage
+from engine_hooks.protocol.stamps import set_aside_line
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said
 from tracer.analysis.diagnosis.finding import CannotTell
-from tracer.stages import Stage
-from tracer.stamps import set_aside_line
 
 
 def coverage(case: Case) -> Sequence[Said]:

@@ -9,14 +9,14 @@ from typing import Final
 
 import numpy as np
 
+from engine_hooks.protocol.clock import NS_PER_MS
+from engine_hooks.protocol.stages import Stage
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
 from tracer.analysis.diagnosis.finding import Exhibit
 from tracer.analysis.diagnosis.records import Asked, EngineFacts, Evidence, median, ms
 from tracer.analysis.diagnosis.spell import points, spell
 from tracer.analysis.diagnosis.steps import Flags, Ints, StepTable
-from tracer.clock import NS_PER_MS
-from tracer.stages import Stage
 
 CLIFF, CONTEXT, BATCH, HOST = "graph-cliff", "context-reads", "batch-past-ridge", "host-overhead"
 

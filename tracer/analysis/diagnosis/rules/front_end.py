@@ -8,15 +8,15 @@ from typing import Final
 
 import numpy as np
 
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
+from engine_hooks.protocol.stages import Stage
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
 from tracer.analysis.diagnosis.finding import Exhibit
 from tracer.analysis.diagnosis.records import Asked, Evidence, median, ms
 from tracer.analysis.diagnosis.spell import LOOK, points, spell
 from tracer.analysis.diagnosis.steps import Floats
-from tracer.clock import NS_PER_MS, NS_PER_S
-from tracer.stages import Stage
-from tracer.state.latency import interval
+from tracer.state.request.latency import interval
 
 FRONT_END, SATURATED = "front-end", "front-end-core"
 

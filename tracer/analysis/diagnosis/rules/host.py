@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
 from tracer.analysis.diagnosis.finding import Exhibit
 from tracer.analysis.diagnosis.records import EngineFacts, Evidence, median, ms
 from tracer.analysis.diagnosis.spell import points, spell
 from tracer.analysis.diagnosis.steps import Ints
-from tracer.clock import NS_PER_MS, NS_PER_S
 
 STALL, STARVED, CLOCKS, DEAD = "host-stall", "cpu-oversubscription", "idle-clocks", "engine-dead"
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine_hooks.protocol.stages import Stage
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
 from tracer.analysis.diagnosis.finding import Exhibit
 from tracer.analysis.diagnosis.records import Asked, EngineFacts, Evidence, ms
-from tracer.stages import Stage
 
 PREEMPTION = "preemption"
 

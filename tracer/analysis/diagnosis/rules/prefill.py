@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine_hooks.protocol.clock import NS_PER_MS
+from engine_hooks.protocol.stages import Stage
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
 from tracer.analysis.diagnosis.finding import Exhibit
 from tracer.analysis.diagnosis.records import Asked, EngineFacts, Evidence, median, ms, shown
 from tracer.analysis.diagnosis.spell import change, points
-from tracer.clock import NS_PER_MS
-from tracer.stages import Stage
 
 LONG_PROMPT, TENANT, LONGER, REUSE, WARM_UP = (
     "long-prompt", "tenant-prompts", "longer-prompts", "reuse-stopped", "warm-up"

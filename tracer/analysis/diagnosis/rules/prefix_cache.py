@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from engine_hooks.protocol.stages import Stage
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
 from tracer.analysis.diagnosis.finding import CannotTell, Exhibit
 from tracer.analysis.diagnosis.prefixes import Difference, Reuse, differences, kind_of, place_in_text, reusable
 from tracer.analysis.diagnosis.records import EngineFacts, Evidence, median
-from tracer.stages import Stage
 
 NO_HIT, EVICTED, DIFFERENCE = "prefix-no-hit", "prefix-evicted", "prefix-differs"
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from engine_hooks.protocol.stages import Stage
 from tracer.analysis.diagnosis import thresholds as limit
 from tracer.analysis.diagnosis.case import Case, Said, found
 from tracer.analysis.diagnosis.finding import Exhibit
 from tracer.analysis.diagnosis.prefixes import ids_of
 from tracer.analysis.diagnosis.records import Asked, EngineFacts, Evidence
-from tracer.stages import Stage
-from tracer.text import clean
+from tracer.format.text import clean
 
 DOUBLED, MISSING, NO_GENERATION, MISMATCH = "doubled-bos", "missing-bos", "no-generation-prompt", "template-mismatch"
 

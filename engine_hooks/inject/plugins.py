@@ -1,0 +1,21 @@
+"""What an engine's own plugin mechanism calls in each of its processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from engine_hooks.inject import install
+from engine_hooks.protocol.environment import ON
+from engine_hooks.vllm import plugin
+
+
+def register_vllm() -> None:
+    """Put the hooks in (``vllm.general_plugins``). Does nothing unless ``TRACER=1``; never raises."""
+    if os.environ.get(ON) != "1":
+        return
+    try:
+        install()  # the server's module may come later
+    except Exception as error:
+        sys.stderr.write(f"tracer: hooks for vLLM are off: {type(error).__name__}: {error}\n")
+    plugin.register()

@@ -1,0 +1,1 @@
+"""Hooks for SGLang. Not run against a live server."""

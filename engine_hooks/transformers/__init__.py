@@ -1,0 +1,1 @@
+"""Hooks for transformers' continuous batching and its server."""

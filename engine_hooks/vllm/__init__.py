@@ -1,0 +1,1 @@
+"""Hooks for vLLM's front end, engine core and workers."""

@@ -1,0 +1,1 @@
+"""Expected values beside measured ones."""

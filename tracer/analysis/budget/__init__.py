@@ -1,0 +1,1 @@
+"""The latency budget: what the twelve stages of a request must take."""

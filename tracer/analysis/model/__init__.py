@@ -1,0 +1,1 @@
+"""What a model costs on a device: shapes, devices, FLOPs and bytes of a pass."""

@@ -1,0 +1,1 @@
+"""A real model under real traffic, with faults on demand."""

@@ -1,0 +1,1 @@
+"""How numbers and texts are written for people."""

@@ -1,0 +1,1 @@
+"""An engine as a child process: started, watched, ended."""

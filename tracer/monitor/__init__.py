@@ -1,0 +1,1 @@
+"""What works beside a viewer: metrics, alerts, findings, and what the machine says of itself."""

@@ -1,0 +1,1 @@
+"""Trace files: written, read, cut, and kept ready in memory."""

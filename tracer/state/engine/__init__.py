@@ -1,0 +1,1 @@
+"""One engine: its steps, its KV blocks, its queue."""

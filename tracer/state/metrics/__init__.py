@@ -1,0 +1,1 @@
+"""Figures over many requests: counts, latencies, series over windows."""

@@ -1,0 +1,1 @@
+"""One request: its milestones, its stages, its tokens."""

@@ -1,0 +1,1 @@
+"""From the sockets of traced processes to one ordered stream of events."""

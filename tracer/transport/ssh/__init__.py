@@ -1,0 +1,1 @@
+"""Engines on another host: their events over one SSH connection."""

@@ -1,0 +1,1 @@
+"""The same screens over a recorded trace."""

@@ -1,0 +1,1 @@
+"""The Budget screen and its widgets."""

@@ -1,0 +1,1 @@
+"""The Diagnosis screen and its widgets."""

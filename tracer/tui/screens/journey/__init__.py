@@ -1,0 +1,1 @@
+"""The Journey screen and its widgets."""

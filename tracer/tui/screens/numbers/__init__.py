@@ -1,0 +1,1 @@
+"""The Numbers screen and its widgets."""

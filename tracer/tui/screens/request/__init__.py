@@ -1,0 +1,1 @@
+"""The Request screen and its widgets."""

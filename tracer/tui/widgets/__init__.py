@@ -1,1 +1,0 @@
-"""The parts of the screens: each draws what it is given."""
