@@ -5,8 +5,8 @@
     ...
     handle.detach()
 
-Then `tracer attach` in another terminal shows its requests. `tracer run -- CMD` does the same to a command that knows
-nothing of tracer.
+Then `tracer attach` in another terminal shows its requests. `tracer run -- CMD` does the same to a
+command that knows nothing of tracer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ __all__ = ["Handle", "UnknownEngineError", "attach"]
 
 
 class Handle:
-    """What `attach` returns. The hooks are in until the last handle on this kind of engine is detached."""
+    """What `attach` returns. The hooks are in until the last handle on this kind of engine is
+    detached."""
 
     def __init__(self, family: str, remove: Callable[[], None]) -> None:
         self._family = family
@@ -35,10 +36,14 @@ class Handle:
         from engine_hooks.base.emitter import emitter
         from engine_hooks.protocol.stages import Stage
 
-        return {Stage(n).id: (event.status, event.reason) for n, event in sorted(emitter().coverage.items())}
+        return {
+            Stage(n).id: (event.status, event.reason)
+            for n, event in sorted(emitter().coverage.items())
+        }
 
     def detach(self) -> None:
-        """Take the hooks out and close the socket: the engine is as it was. Calling it again does nothing."""
+        """Take the hooks out and close the socket: the engine is as it was. Calling it again does
+        nothing."""
         if self._attached:
             self._attached = False
             with _lock:
@@ -58,24 +63,27 @@ _handles: Counter[str] = Counter()
 
 
 def _family(target: Any) -> str:
-    """Top-level packages of the target's classes tell the engine; the target's own class may be the user's."""
+    """Top-level packages of the target's classes tell the engine; the target's own class may be the
+    user's."""
     for cls in type(target).__mro__:
         package = cls.__module__.partition(".")[0]
         if package in ("transformers", "vllm"):
             return package
     raise UnknownEngineError(
-        f"a {type(target).__name__} is no engine that tracer knows; it takes a transformers model or "
+        f"a {type(target).__name__} is no engine that tracer knows; it takes a transformers model "
+        "or "
         "ContinuousBatchingManager, or a vLLM LLM or AsyncLLM"
     )
 
 
 def attach(target: Any) -> Handle:
-    """Trace the engine that `target` belongs to: a transformers model or `ContinuousBatchingManager`, or a vLLM engine.
+    """Trace the engine that `target` belongs to: a transformers model or
+    `ContinuousBatchingManager`, or a vLLM engine.
 
-    Works before the first request and in the middle of traffic; requests that are already inside are shown from now on,
-    marked incomplete. Raises UnknownEngineError for anything else, and for a vLLM engine whose core runs in another
-    process that was started without ``TRACER=1``; a part of the engine that cannot be hooked does not raise but shows
-    in `Handle.coverage`.
+    Works before the first request and in the middle of traffic; requests that are already inside
+    are shown from now on, marked incomplete. Raises UnknownEngineError for anything else, and for a
+    vLLM engine whose core runs in another process that was started without ``TRACER=1``; a part of
+    the engine that cannot be hooked does not raise but shows in `Handle.coverage`.
     """
     family = _family(target)
     with _lock:

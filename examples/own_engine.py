@@ -27,8 +27,11 @@ class Steps(LogitsProcessor):
     def __call__(self, input_ids, scores):
         at, first = now(), input_ids.shape[1] == self.prompt
         self.count += 1
-        step = events.Step(self.began, self.count, logits=at - self.began, end=at - self.began, batch=1)
-        if first:  # the only member gives way to the next one, which ran its whole prompt and got one token
+        step = events.Step(
+            self.began, self.count, logits=at - self.began, end=at - self.began, batch=1
+        )
+        # the only member gives way to the next one, which ran its whole prompt and got one token
+        if first:
             step.joined, step.left = pack_u32([self.key]), pack_u32([self.key - 1])
             step.odd = pack_u32([self.key, self.prompt, 1])
         voice.emit(step)

@@ -1,8 +1,9 @@
-"""Makes the recordings of this folder: `python recordings/make.py NAME … [--model FOLDER] [--into FOLDER]`.
+"""Makes the recordings of this folder: `python recordings/make.py NAME … [--model FOLDER] [--into
+FOLDER]`.
 
-Each is `tracer run --record FILE -- SERVER` with real HTTP clients beside it: what happens is the engine's doing, only
-what is asked of it is ours. Run it with the Python of the environment that has the engine; without a name it
-lists them. The one that is modelled needs no engine.
+Each is `tracer run --record FILE -- SERVER` with real HTTP clients beside it: what happens is the
+engine's doing, only what is asked of it is ours. Run it with the Python of the environment that has
+the engine; without a name it lists them. The one that is modelled needs no engine.
 """
 
 from __future__ import annotations
@@ -41,11 +42,17 @@ class Clients:
         self._port, self._model = launch.port, model
         self._threads: list[threading.Thread] = []
 
-    def come(self, text: str, tokens: int, *, system: str = "", leave_after: int | None = None) -> None:
+    def come(
+        self, text: str, tokens: int, *, system: str = "", leave_after: int | None = None
+    ) -> None:
         """One more client asks, now. It goes away after `leave_after` pieces of the answer."""
         messages = [{"role": "system", "content": system}] if system else []
-        body = {"model": self._model, "messages": [*messages, {"role": "user", "content": text}], "stream": True,
-                "max_tokens": tokens}  # fmt: skip
+        body = {
+            "model": self._model,
+            "messages": [*messages, {"role": "user", "content": text}],
+            "stream": True,
+            "max_tokens": tokens,
+        }
         thread = threading.Thread(target=self._ask, args=(body, leave_after))
         thread.start()
         self._threads.append(thread)
@@ -57,7 +64,9 @@ class Clients:
 
     def _ask(self, body: dict[str, object], leave_after: int | None) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=300)
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        connection.request(
+            "POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"}
+        )
         answer = connection.getresponse()
         if answer.status != 200:
             raise SystemExit(f"the server answered {answer.status}: {answer.read()[:500]!r}")
@@ -87,7 +96,10 @@ def shared_prefix(clients: Clients) -> None:
 
 def loaded(clients: Clients) -> None:
     for number in range(24):
-        clients.come(f"{DOCUMENT[number % len(DOCUMENT)]}\n\nTell me more about this, part {number}.", 24 + number)
+        clients.come(
+            f"{DOCUMENT[number % len(DOCUMENT)]}\n\nTell me more about this, part {number}.",
+            24 + number,
+        )
         time.sleep(0.1)
     clients.wait()
 
@@ -131,18 +143,26 @@ STORIES_BY_NAME = {
     "transformers-cold": Story("transformers", cold, _BIG),
     "transformers-shared-prefix": Story("transformers", shared_prefix, _BIG),
     "transformers-loaded": Story("transformers", loaded, {"--cb-num-blocks": "96"}),
-    "transformers-long-prompt": Story("transformers", long_prompt, {**_BIG, "--cb-max-batch-tokens": "4096"}),
-    "transformers-long-prompt-chunked": Story("transformers", long_prompt, {**_BIG, "--cb-max-batch-tokens": "256"}),
+    "transformers-long-prompt": Story(
+        "transformers", long_prompt, {**_BIG, "--cb-max-batch-tokens": "4096"}
+    ),
+    "transformers-long-prompt-chunked": Story(
+        "transformers", long_prompt, {**_BIG, "--cb-max-batch-tokens": "256"}
+    ),
     "transformers-preemption": Story("transformers", outgrown, {"--cb-num-blocks": "20"}),
     "transformers-hang-up": Story("transformers", hang_up, _BIG),
     "vllm-cold": Story("vllm", cold, _ROOMY),
     "vllm-shared-prefix": Story("vllm", shared_prefix, _ROOMY),
     "vllm-loaded": Story("vllm", loaded, {"--max-num-seqs": "6"}),
     "vllm-long-prompt": Story("vllm", long_prompt, {**_ROOMY, "--max-num-batched-tokens": "4096"}),
-    "vllm-long-prompt-chunked": Story("vllm", long_prompt, {**_ROOMY, "--max-num-batched-tokens": "256"}),
-    "vllm-preemption": Story("vllm", outgrown, {"--max-model-len": "320", "--num-gpu-blocks-override": "13"}),
+    "vllm-long-prompt-chunked": Story(
+        "vllm", long_prompt, {**_ROOMY, "--max-num-batched-tokens": "256"}
+    ),
+    "vllm-preemption": Story(
+        "vllm", outgrown, {"--max-model-len": "320", "--num-gpu-blocks-override": "13"}
+    ),
     "vllm-hang-up": Story("vllm", hang_up, _ROOMY),
-}  # fmt: skip
+}
 MODELLED = "h100-reference"
 
 
@@ -202,7 +222,8 @@ def model_h100(path: Path) -> None:
     from tracer.analysis.budget.reference import reference
     from tracer.recording.keyframes.keyframer import Keyframer
 
-    made = reference(ignore_kv=True)  # as the reference figures are: reading the KV cache adds 1.6 %
+    # as the reference figures are: reading the KV cache adds 1.6 %
+    made = reference(ignore_kv=True)
     header = modelled_header(made)
     path.unlink(missing_ok=True)
     recorder = Recorder(path, keyframes=Keyframer())
@@ -214,8 +235,12 @@ def model_h100(path: Path) -> None:
 
 def main() -> None:
     """Make the recordings that are named."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", choices=[*STORIES_BY_NAME, MODELLED, []])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", choices=[*STORIES_BY_NAME, MODELLED, []]
+    )
     parser.add_argument("--model", help="a model folder (default: the demo's, fetched once)")
     parser.add_argument("--into", type=Path, default=HERE, metavar="FOLDER")
     options = parser.parse_args()

@@ -23,18 +23,22 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("tracer")
 
 
-
-# Hundreds of programs are started here: where no byte code is kept, each of them would compile the whole tree again,
-# and every run of the tests the tests.
+# Hundreds of programs are started here: where no byte code is kept, each of them would compile the
+# whole tree again, and every run of the tests the tests.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(scope="session")
 def model_dir() -> Path:
-    """The folder of the embedded model: real weights, fetched and converted the first time (half a minute)."""
+    """The folder of the embedded model: real weights, fetched and converted the first time (half a
+    minute)."""
     done = subprocess.run(
-        [sys.executable, "-m", "tracer.demo.model"], capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, "-m", "tracer.demo.model"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return Path(done.stdout.strip())

@@ -9,9 +9,12 @@ from typing import ParamSpec
 P = ParamSpec("P")
 
 
-def measured(times: int = 3) -> Callable[[Callable[P, Awaitable[None]]], Callable[P, Awaitable[None]]]:
-    """A test that compares what was measured at the same time by two: it is done again, `times` in all, until it holds.
-    A process that loses its core for a while disagrees once; a figure that is wrong disagrees each time."""
+def measured(
+    times: int = 3,
+) -> Callable[[Callable[P, Awaitable[None]]], Callable[P, Awaitable[None]]]:
+    """A test that compares what was measured at the same time by two: it is done again, `times` in
+    all, until it holds. A process that loses its core for a while disagrees once; a figure that is
+    wrong disagrees each time."""
 
     def decorate(test: Callable[P, Awaitable[None]]) -> Callable[P, Awaitable[None]]:
         @functools.wraps(test)

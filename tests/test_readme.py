@@ -1,4 +1,5 @@
-"""Every command that the README shows is run: here, by `.ci/run`, or by the test named beside it."""
+"""Every command that the README shows is run: here, by `.ci/run`, or by the test named beside
+it."""
 
 from __future__ import annotations
 
@@ -15,14 +16,26 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 RUN_ELSEWHERE = {
-    "python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt -e '.[transformers]'": ".ci/run",
-    ".venv/bin/tracer demo": "tests/demo/test_demo.py::test_on_a_terminal_it_shows_requests_and_obeys_keys",
-    ".venv/bin/pip install -q -c constraints.txt -e '.[transformers,dev]' && .venv/bin/python -m pytest": ".ci/run",
-    "tracer demo --fault slow-sampler@20":
-        "tests/diagnosis/test_faults.py::test_two_faults_of_a_demo_are_found_in_a_real_engine",
-    "tracer attach": "tests/cli/test_screen.py::test_attach_joins_the_only_engine_and_leaves_it_alone",
-    "tracer run -- vllm serve MODEL": "tests/vllm/test_serve.py::test_three_processes_tell_one_story",
-    "tracer replay slow.trace": "tests/cli/test_studies.py::test_a_recording_is_replayed_in_the_same_screens",
+    "python3 -m venv .venv && .venv/bin/pip install -q -c constraints.txt -e '.[transformers]'": (
+        ".ci/run"
+    ),
+    ".venv/bin/tracer demo": (
+        "tests/demo/test_demo.py::test_on_a_terminal_it_shows_requests_and_obeys_keys"
+    ),
+    ".venv/bin/pip install -q -c constraints.txt -e '.[transformers,dev]'"
+    " && .venv/bin/python -m pytest": ".ci/run",
+    "tracer demo --fault slow-sampler@20": (
+        "tests/diagnosis/test_faults.py::test_two_faults_of_a_demo_are_found_in_a_real_engine"
+    ),
+    "tracer attach": (
+        "tests/cli/test_screen.py::test_attach_joins_the_only_engine_and_leaves_it_alone"
+    ),
+    "tracer run -- vllm serve MODEL": (
+        "tests/vllm/test_serve.py::test_three_processes_tell_one_story"
+    ),
+    "tracer replay slow.trace": (
+        "tests/cli/test_studies.py::test_a_recording_is_replayed_in_the_same_screens"
+    ),
 }
 """Command → what runs it."""
 
@@ -31,7 +44,9 @@ def commands() -> list[str]:
     """The commands of all shell blocks, without comments, continued lines joined."""
     blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [line.split("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")]
+    return [
+        line.split("  #")[0].strip() for line in lines if line.strip() and not line.startswith("#")
+    ]
 
 
 def test_there_are_commands() -> None:
@@ -59,9 +74,13 @@ def test_the_other_commands_run(model_dir: Path, tmp_path: Path) -> None:
     sockets = tmp_path / "s"
     sockets.mkdir(mode=0o700)
     environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRACER_SOCKET_DIR": str(sockets),
-        "TRACER_LOG_DIR": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }  # fmt: skip
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TRACER_SOCKET_DIR": str(sockets),
+        "TRACER_LOG_DIR": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
     pid = ""
     (tmp_path / "model").symlink_to(model_dir)
     port = free_port()
@@ -74,7 +93,16 @@ def test_the_other_commands_run(model_dir: Path, tmp_path: Path) -> None:
             words = shlex.split(command)
             assert words[0] == "tracer", command
             if "serve" in words:
-                words += ["--port", str(port), "--cb-num-blocks", "64", "--cb-block-size", "16", "--device", "cpu"]
+                words += [
+                    "--port",
+                    str(port),
+                    "--cb-num-blocks",
+                    "64",
+                    "--cb-block-size",
+                    "16",
+                    "--device",
+                    "cpu",
+                ]
                 words = ["4" if word == "60" else word for word in words]
                 if "--headless" not in words:
                     words.insert(words.index("run") + 1, "--headless")
@@ -82,15 +110,27 @@ def test_the_other_commands_run(model_dir: Path, tmp_path: Path) -> None:
             line = [sys.executable, "-m", *words]
             if "serve" in words and "--seconds" not in words:
                 # It goes on for as long as one likes: the commands below look at it.
-                engine = subprocess.Popen(line, cwd=tmp_path, env=environment, text=True, stderr=subprocess.PIPE)
+                engine = subprocess.Popen(
+                    line, cwd=tmp_path, env=environment, text=True, stderr=subprocess.PIPE
+                )
                 assert engine.stderr is not None
-                assert any("Uvicorn running" in told for told in engine.stderr), "the engine did not come up"
+                assert any("Uvicorn running" in told for told in engine.stderr), (
+                    "the engine did not come up"
+                )
                 port = free_port()
-                listed = subprocess.run([sys.executable, "-m", "tracer", "attach", "--list"], env=environment,
-                                        capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
+                listed = subprocess.run(
+                    [sys.executable, "-m", "tracer", "attach", "--list"],
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                    timeout=60,
+                    check=True,
+                )
                 pid = listed.stdout.splitlines()[1].split()[1]
             else:
-                done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+                done = subprocess.run(
+                    line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+                )
                 assert done.returncode == 0, f"{command}: {done.stderr}"
                 assert done.stdout.strip() or done.stderr.strip(), command
             ran.append(command)

@@ -31,7 +31,12 @@ ATTACKS = {
 
 
 def allowed(character: str, newlines: bool = False) -> bool:
-    return (newlines and character == "\n") or unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp")
+    return (newlines and character == "\n") or unicodedata.category(character) not in (
+        "Cc",
+        "Cs",
+        "Zl",
+        "Zp",
+    )
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
@@ -49,8 +54,21 @@ def test_escapes_are_visible_and_tell_the_character() -> None:
     assert clean("a\tb\r\nc", keep_newlines=True) == "a\\tb\\r\nc"
 
 
-@pytest.mark.parametrize("text", ["[b + x", "[/", "[/red]p", "[[", "[old] p", '["a", {"b": 1}]', "C:\\x1b", "漢字 ก็ é",
-                                  "❤️ 👩‍👩‍👧‍👦 🇩🇪", "re\u0301sume\u0301"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[b + x",
+        "[/",
+        "[/red]p",
+        "[[",
+        "[old] p",
+        '["a", {"b": 1}]',
+        "C:\\x1b",
+        "漢字 ก็ é",
+        "❤️ 👩‍👩‍👧‍👦 🇩🇪",
+        "re\u0301sume\u0301",
+    ],
+)
 def test_harmless_text_stays_as_it_is(text: str) -> None:
     assert clean(text) == text
 
@@ -74,8 +92,18 @@ def test_a_joiner_that_joins_nothing_swallows_no_neighbour() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "cells"), [("abc", 3), ("漢字", 4), ("e\u0301", 1), ("❤️", 2), ("❤︎", 1), ("👩‍👩‍👧‍👦", 2), ("", 0), ("ก็", 1)]
-)  # fmt: skip
+    ("text", "cells"),
+    [
+        ("abc", 3),
+        ("漢字", 4),
+        ("e\u0301", 1),
+        ("❤️", 2),
+        ("❤︎", 1),
+        ("👩‍👩‍👧‍👦", 2),
+        ("", 0),
+        ("ก็", 1),
+    ],
+)
 def test_width_in_cells(text: str, cells: int) -> None:
     assert cell_width(text) == cells
 
@@ -83,7 +111,9 @@ def test_width_in_cells(text: str, cells: int) -> None:
 awkward = st.text("ab 漢👩\u200d\ufe0f\u0301❤🇩1\u20e3\u0e33\u1100\u1161", max_size=12)
 
 
-@given(st.one_of(st.text(max_size=40), awkward), st.integers(0, 30), st.sampled_from(["", "…", "漢"]))
+@given(
+    st.one_of(st.text(max_size=40), awkward), st.integers(0, 30), st.sampled_from(["", "…", "漢"])
+)
 def test_fit_is_exactly_as_wide_as_asked_for(text: str, cells: int, ellipsis: str) -> None:
     assert cell_width(fit(clean(text), cells, ellipsis=ellipsis)) == cells
 

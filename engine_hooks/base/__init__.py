@@ -1,1 +1,2 @@
-"""What every adapter is made of: the emitter, patches, the HTTP front end, marks and device times."""
+"""What every adapter is made of: the emitter, patches, the HTTP front end, marks and device
+times."""

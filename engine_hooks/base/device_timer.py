@@ -1,8 +1,10 @@
-"""Device times: CUDA events around the parts of a step, laid beside the host's clock, without waiting for the device.
+"""Device times: CUDA events around the parts of a step, laid beside the host's clock, without
+waiting for the device.
 
-Events are recorded on the engine's compute stream, where they cost a microsecond, and read when the engine itself has
-already waited for the step's tokens. An event that is not complete by then is not waited for: the step keeps its launch
-times and says so. Not yet run on a GPU; `tests/gpu/device_times.py` does it where there is one.
+Events are recorded on the engine's compute stream, where they cost a microsecond, and read when the
+engine itself has already waited for the step's tokens. An event that is not complete by then is not
+waited for: the step keeps its launch times and says so. Not yet run on a GPU;
+`tests/gpu/device_times.py` does it where there is one.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from engine_hooks.protocol import events
 from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S, now
 
 PARTS: Final = ("start", "embed", "layers", "head", "logits", "sampled", "finish")
-"""Marks of one step, in order. `start` and `finish` enclose the launch; the others are those of `events.Step`."""
+"""Marks of one step, in order. `start` and `finish` enclose the launch; the others are those of
+`events.Step`."""
 
 WINDOW: Final = 32
-"""Steps whose bounds tie the two clocks together. The quickest of so many wake-ups of the host is within 0.1 ms."""
+"""Steps whose bounds tie the two clocks together. The quickest of so many wake-ups of the host is
+within 0.1 ms."""
 
 WINDOW_NS: Final = 2 * NS_PER_S
 """Older bounds are not used: the clocks of host and device drift apart by up to 0.1 ms a second."""
@@ -36,7 +40,8 @@ class DeviceEvent(Protocol):
 
 
 class EventPool:
-    """Reuses device events: making one costs more than recording it. `make` returns a timing event."""
+    """Reuses device events: making one costs more than recording it. `make` returns a timing
+    event."""
 
     def __init__(self, make: Callable[[], DeviceEvent]) -> None:
         self._make = make
@@ -72,11 +77,13 @@ class DeviceTimer:
         self.waited = False
         """Whether the host began to wait for the step before the device was through with it."""
         self.over = 0
-        """When a host that had nothing to wait for saw that the device was through with it (ns), else 0."""
+        """When a host that had nothing to wait for saw that the device was through with it (ns),
+        else 0."""
         self._recorded = 0
 
     def mark(self, part: str) -> None:
-        """Record `part` (one of `PARTS`) on the stream; the last one counts when a part comes twice."""
+        """Record `part` (one of `PARTS`) on the stream; the last one counts when a part comes
+        twice."""
         start = self.marks.get("start")
         if start is None:
             self._recorded = now()
@@ -97,11 +104,12 @@ class DeviceTimer:
 class DeviceClock:
     """Lays the marks of a stream's steps beside the host's clock.
 
-    The two clocks have no common zero. Each step bounds the distance between them: the device cannot reach `start`
-    before the host has recorded it, and is past `finish` when the host has the tokens. The first bound is sharp when
-    the device had nothing to do at the launch, the second when the host had to wait for the tokens; where neither was,
-    the middle is taken. Between two steps the device's own clock is read, so that what runs there (input kernels, a
-    drafter, copies) is neither lost nor taken for a part of a step.
+    The two clocks have no common zero. Each step bounds the distance between them: the device
+    cannot reach `start` before the host has recorded it, and is past `finish` when the host has the
+    tokens. The first bound is sharp when the device had nothing to do at the launch, the second
+    when the host had to wait for the tokens; where neither was, the middle is taken. Between two
+    steps the device's own clock is read, so that what runs there (input kernels, a drafter, copies)
+    is neither lost nor taken for a part of a step.
     """
 
     def __init__(self, pool: EventPool) -> None:
@@ -111,16 +119,17 @@ class DeviceClock:
         self._last_at = 0
         """Its time by the device's clock, in ns since an arbitrary zero."""
         self._bounds: deque[tuple[int, int, int, bool, bool]] = deque(maxlen=WINDOW)
-        """Of recent steps: when its tokens were seen; least and greatest distance of the clocks; whether each is sharp.
-        All in ns."""
+        """Of recent steps: when its tokens were seen; least and greatest distance of the clocks;
+        whether each is sharp. All in ns."""
 
     def timer(self, stream: Any) -> DeviceTimer:
         """For the marks of the next step on `stream`."""
         return DeviceTimer(self._pool, stream)
 
     def fill(self, timer: DeviceTimer, step: events.Step) -> None:
-        """Put the device times of `timer`'s marks into `step`, which is the stream's next one; its events are free
-        afterwards. Where they are not complete, the step says that it has launch times only."""
+        """Put the device times of `timer`'s marks into `step`, which is the stream's next one; its
+        events are free afterwards. Where they are not complete, the step says that it has launch
+        times only."""
         marks, timer.marks = timer.marks, {}
         start, finish = marks.get("start"), marks.get("finish")
         if start is None or finish is None or not finish.query():
@@ -133,7 +142,9 @@ class DeviceClock:
         launched = step.t + max(step.launched, 0)
         token = step.t + step.token if step.token >= 0 else launched + length
         over = timer.over or token
-        self._bounds.append((token, launched - started, over - length - started, timer.starved, timer.waited))
+        self._bounds.append(
+            (token, launched - started, over - length - started, timer.starved, timer.waited)
+        )
         at = max(started + self._distance(token), step.t) - step.t
         host_waited = step.token - step.sampled if 0 <= step.sampled <= step.token else -1
         for part in ("embed", "layers", "head", "logits"):

@@ -1,4 +1,5 @@
-"""The one voice of a traced process: its buffer, its publisher, and the numbers it gives to requests."""
+"""The one voice of a traced process: its buffer, its publisher, and the numbers it gives to
+requests."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from engine_hooks.publish.buffer import EventBuffer
 from engine_hooks.publish.publisher import Publisher, publish
 
 KEYS_KEPT: Final = 100_000
-"""Live request ids remembered. A serving engine holds thousands; beyond this the oldest are forgotten, which can only
-happen when an engine never finishes its requests."""
+"""Live request ids remembered. A serving engine holds thousands; beyond this the oldest are
+forgotten, which can only happen when an engine never finishes its requests."""
 
 FRONT: Final = 1
 ENGINE: Final = 2
@@ -81,14 +82,16 @@ class Emitter:
         return key
 
     def alias(self, rid: str, other: str) -> int:
-        """The live request `rid` is known as `other` too (an engine in this very process renames it): its number."""
+        """The live request `rid` is known as `other` too (an engine in this very process renames
+        it): its number."""
         key = self.key(rid)
         with self._lock:
             self._keys[other] = key
         return key
 
     def drop(self, rid: str, holder: int) -> None:
-        """`holder` is through with the request. When nobody is left its id may come again, as another request."""
+        """`holder` is through with the request. When nobody is left its id may come again, as
+        another request."""
         left = self._holders.get(rid, 0) & ~holder
         if left:
             self._holders[rid] = left
@@ -97,7 +100,8 @@ class Emitter:
             self._keys.pop(rid, None)
 
     def begin_anew(self) -> None:
-        """Become the emitter of a forked child: what the parent knows and has said is not this process's."""
+        """Become the emitter of a forked child: what the parent knows and has said is not this
+        process's."""
         self._lock = threading.Lock()
         self._keys.clear()
         self._holders.clear()
@@ -121,7 +125,8 @@ class Emitter:
         self.emit_lifecycle(events.EngineStatus(now(), status, reason))
 
     def fault(self, hook: str, message: str, count: int, disabled: bool) -> None:
-        """Say that a hook of ours failed; the first one and the switching off are told, the rest are counted."""
+        """Say that a hook of ours failed; the first one and the switching off are told, the rest
+        are counted."""
         if count == 1 or disabled:
             self.emit_lifecycle(events.HookFault(now(), hook, message[:300], count, disabled))
 

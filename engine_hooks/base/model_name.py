@@ -1,4 +1,5 @@
-"""What a model is called in a trace: a trace is handed on, and where a model lies on a disk is no part of it."""
+"""What a model is called in a trace: a trace is handed on, and where a model lies on a disk is no
+part of it."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from typing import Final
 LIMIT: Final = 200
 """Characters of a name at most."""
 _REVISIONS: Final = "snapshots"
-"""Folder of the hub's cache whose entries are named by their commit: the model's name stands above it."""
+"""Folder of the hub's cache whose entries are named by their commit: the model's name stands above
+it."""
 
 
 def model_name(given: object) -> str:

@@ -1,7 +1,9 @@
-"""Marks inside a forward pass: module hooks on the embedding, the first and last layer, and the head.
+"""Marks inside a forward pass: module hooks on the embedding, the first and last layer, and the
+head.
 
-They stamp the step that is being launched and nothing else. Under CUDA graphs or `torch.compile` Python hooks do not
-run (or would break the compilation), so they are not put in at all and the pass stays one span.
+They stamp the step that is being launched and nothing else. Under CUDA graphs or `torch.compile`
+Python hooks do not run (or would break the compilation), so they are not put in at all and the pass
+stays one span.
 """
 
 from __future__ import annotations
@@ -112,9 +114,14 @@ def _call(model: Any, name: str) -> Any:
 
 
 def decoder_layers(model: Any) -> Any:
-    """The decoder layers: the outermost module list that is as long as the config says. None if there is none."""
+    """The decoder layers: the outermost module list that is as long as the config says. None if
+    there is none."""
     config = getattr(model, "config", None)
-    text_config = config.get_text_config() if config is not None and hasattr(config, "get_text_config") else config
+    text_config = (
+        config.get_text_config()
+        if config is not None and hasattr(config, "get_text_config")
+        else config
+    )
     count = getattr(text_config, "num_hidden_layers", 0)
     for module in model.modules():
         if type(module).__name__ == "ModuleList" and len(module) == count and count > 0:

@@ -1,9 +1,10 @@
 """Wrapping an engine's functions without changing what they do.
 
-A `Hook` declares one place: which stage it serves, the dotted path, the parameters it relies on. `Patches` puts hooks
-in: it checks that the place exists and has those parameters, wraps it, counts errors of our own code, switches a hook
-off after `FAULT_LIMIT` of them, and undoes everything. Nothing here ever raises into the engine or swallows its
-exceptions: the wrapped function is called exactly once, outside any guard of ours.
+A `Hook` declares one place: which stage it serves, the dotted path, the parameters it relies on.
+`Patches` puts hooks in: it checks that the place exists and has those parameters, wraps it, counts
+errors of our own code, switches a hook off after `FAULT_LIMIT` of them, and undoes everything.
+Nothing here ever raises into the engine or swallows its exceptions: the wrapped function is called
+exactly once, outside any guard of ours.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 FAULT_LIMIT: Final = 5
-"""Errors of our own in one hook before it is switched off: enough to see that it is not a single odd request."""
+"""Errors of our own in one hook before it is switched off: enough to see that it is not a single
+odd request."""
 
 Before = Callable[..., Any]
-"""Called as ``before(*args, **kwargs)`` with the engine's arguments; what it returns is handed to `After`."""
+"""Called as ``before(*args, **kwargs)`` with the engine's arguments; what it returns is handed to
+`After`."""
 After = Callable[..., None]
 """Called as ``after(token, result, *args, **kwargs)`` when the function returned."""
 
@@ -29,9 +32,10 @@ After = Callable[..., None]
 class Hook:
     """One place in an engine.
 
-    `stages` are the stage numbers that fall away when it cannot be hooked; `path` is ``module:Class.method`` or
-    ``module:function``; `needs` the parameter names that our code relies on. `failed` is called as
-    ``failed(token, error, *args, **kwargs)`` when the engine's function raised; the exception goes on.
+    `stages` are the stage numbers that fall away when it cannot be hooked; `path` is
+    ``module:Class.method`` or ``module:function``; `needs` the parameter names that our code relies
+    on. `failed` is called as ``failed(token, error, *args, **kwargs)`` when the engine's function
+    raised; the exception goes on.
     """
 
     path: str
@@ -45,8 +49,8 @@ class Hook:
 
 @dataclass(slots=True)
 class Patches:
-    """The hooks that are in, and how to take them out. `on_fault(path, message, count, disabled)` is told of our own
-    errors; it may be called from any thread of the engine."""
+    """The hooks that are in, and how to take them out. `on_fault(path, message, count, disabled)`
+    is told of our own errors; it may be called from any thread of the engine."""
 
     on_fault: Callable[[str, str, int, bool], None]
     misses: dict[str, str] = field(default_factory=dict)
@@ -56,7 +60,8 @@ class Patches:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def put(self, hook: Hook) -> bool:
-        """Put one hook in, unless it is in. False, with the reason in `misses`, when the place is not what we know."""
+        """Put one hook in, unless it is in. False, with the reason in `misses`, when the place is
+        not what we know."""
         if hook.path in self._undo:
             return True
         try:
@@ -73,7 +78,8 @@ class Patches:
 
         def undo() -> None:
             if vars(owner).get(name) is not wrapped:
-                return  # somebody wrapped it after us: leave it, ours passes through once `disabled`
+                # somebody wrapped it after us: leave it, ours passes through once `disabled`
+                return
             if inherited:
                 delattr(owner, name)
             else:
@@ -104,7 +110,8 @@ class Patches:
             self.misses[path] = reason
 
     def fault(self, path: str, error: BaseException) -> None:
-        """Count an error of our own code; at `FAULT_LIMIT` the hook passes straight through from then on."""
+        """Count an error of our own code; at `FAULT_LIMIT` the hook passes straight through from
+        then on."""
         with self._lock:
             count = self._faults.get(path, 0) + 1
             self._faults[path] = count
@@ -182,7 +189,8 @@ class Patches:
 
 
 def _resolve(path: str) -> tuple[Any, str, Callable[..., Any]]:
-    """(owner, attribute, function) of ``module:Class.method``. Raises ImportError or AttributeError."""
+    """(owner, attribute, function) of ``module:Class.method``. Raises ImportError or
+    AttributeError."""
     module_name, _, dotted = path.partition(":")
     owner: Any = importlib.import_module(module_name)
     *parents, name = dotted.split(".")
@@ -192,7 +200,8 @@ def _resolve(path: str) -> tuple[Any, str, Callable[..., Any]]:
 
 
 def lacking_parameters(function: Callable[..., Any], needs: tuple[str, ...]) -> list[str]:
-    """Which of the named parameters `function` does not take. A function that takes anything lacks nothing."""
+    """Which of the named parameters `function` does not take. A function that takes anything lacks
+    nothing."""
     if not needs:
         return []
     try:

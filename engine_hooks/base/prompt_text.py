@@ -9,7 +9,8 @@ IDS_KEPT: Final = 8_192
 
 TEXT_HEAD: Final = 24_000
 TEXT_TAIL: Final = 8_000
-"""Characters of a rendered prompt: both ends matter (system prompt, generation prompt), the middle least."""
+"""Characters of a rendered prompt: both ends matter (system prompt, generation prompt), the middle
+least."""
 
 
 def shortened(prompt: str) -> str:

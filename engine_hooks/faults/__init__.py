@@ -1,1 +1,2 @@
-"""The faults of the fault lab that live inside an engine. Loaded only where ``TRACER_FAULT`` is set."""
+"""The faults of the fault lab that live inside an engine. Loaded only where ``TRACER_FAULT`` is
+set."""

@@ -1,4 +1,5 @@
-"""What faults are made of: a gate that opens them, a function that is replaced, work that takes its time."""
+"""What faults are made of: a gate that opens them, a function that is replaced, work that takes its
+time."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ Around = Callable[..., Any]
 
 
 class Gate:
-    """Closed until `after` seconds have passed since it was first asked; says on stderr when it opens."""
+    """Closed until `after` seconds have passed since it was first asked; says on stderr when it
+    opens."""
 
     def __init__(self, after: float) -> None:
         self.after = after
@@ -49,7 +51,8 @@ class Gate:
 
 
 def wrap(gate: Gate, module: str, owner: str, name: str, around: Around) -> None:
-    """Replace a function or method by ``around(original, *args, **kwargs)``, once the gate is open."""
+    """Replace a function or method by ``around(original, *args, **kwargs)``, once the gate is
+    open."""
     place: Any = importlib.import_module(module)
     if owner:
         place = getattr(place, owner)
@@ -92,7 +95,8 @@ def doubled(text: Any) -> Any:
 
 
 def crowding() -> Around:
-    """Other programs that keep the cores busy: two for each, from the first call on, until this process has ended."""
+    """Other programs that keep the cores busy: two for each, from the first call on, until this
+    process has ended."""
     there: list[object] = []
 
     def around(original: Around, *args: Any, **kwargs: Any) -> Any:
@@ -116,9 +120,16 @@ _HOG: Final = (
 
 def _hogs() -> None:
     """Twice as many busy programs as there are cores; they end with this process."""
-    quiet = {key: value for key, value in os.environ.items() if not key.startswith(("TRACER", "PYTHONPATH"))}
+    quiet = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("TRACER", "PYTHONPATH"))
+    }
     for _ in range(2 * len(os.sched_getaffinity(0))):
         subprocess.Popen(
-            [sys.executable, "-S", "-c", _HOG, str(os.getpid())], env=quiet, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [sys.executable, "-S", "-c", _HOG, str(os.getpid())],
+            env=quiet,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )

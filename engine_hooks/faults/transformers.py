@@ -26,7 +26,8 @@ _CB: Final = "transformers.generation.continuous_batching."
 
 
 def _slow_sampler(gate: Gate) -> None:
-    """A logits processor that sorts the whole vocabulary again and again, as a badly written grammar would."""
+    """A logits processor that sorts the whole vocabulary again and again, as a badly written
+    grammar would."""
 
     def around(original: Around, runner: Any, scores: Any, *args: Any, **kwargs: Any) -> Any:
         busy(SORT_S, lambda: scores.sort(dim=-1))
@@ -47,13 +48,20 @@ def _slow_detokenise(gate: Gate) -> None:
 
 
 def _slow_stream(gate: Gate) -> None:
-    """Something on the way of each chunk takes its time on the event loop: a middleware, a logger."""
+    """Something on the way of each chunk takes its time on the event loop: a middleware, a
+    logger."""
 
     def around(original: Around, *args: Any, **kwargs: Any) -> Any:
         busy(CHUNK_S, lambda: repr(kwargs))
         return original(*args, **kwargs)
 
-    wrap(gate, "transformers.cli.serving.chat_completion", "ChatCompletionHandler", "_build_chunk_sse", around)
+    wrap(
+        gate,
+        "transformers.cli.serving.chat_completion",
+        "ChatCompletionHandler",
+        "_build_chunk_sse",
+        around,
+    )
 
 
 def _stalled_callback(gate: Gate) -> None:

@@ -1,8 +1,8 @@
 """The faults of the lab inside vLLM's processes; see `injection`.
 
-They go in when vLLM loads its plugins, in every process and before the tracing hooks do. Which process a changed place
-is used in is vLLM's business: the detokeniser and the template in the API server, the sampler and the callback in the
-engine core.
+They go in when vLLM loads its plugins, in every process and before the tracing hooks do. Which
+process a changed place is used in is vLLM's business: the detokeniser and the template in the API
+server, the sampler and the callback in the engine core.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ RUNNERS: Final = (
     ("vllm.v1.worker.gpu_model_runner", "_sample"),
     ("vllm.v1.worker.gpu.model_runner", "sample"),
 )
-"""Module and sampling method of both model runners, whose first argument is a matrix of a row for each sequence. They
-are not used for the dummy batches of a start, as the sampler is: a fault that begins half-way counts from the first
-request."""
+"""Module and sampling method of both model runners, whose first argument is a matrix of a row for
+each sequence. They are not used for the dummy batches of a start, as the sampler is: a fault that
+begins half-way counts from the first request."""
 
 
 def before_plugins(put: Callable[[], None]) -> None:
-    """Call `put` once in this process, when vLLM begins to load its plugins: all that it changes can be imported then,
-    and the hooks, which are a plugin, are not in yet."""
+    """Call `put` once in this process, when vLLM begins to load its plugins: all that it changes
+    can be imported then, and the hooks, which are a plugin, are not in yet."""
     import vllm.plugins as loader
 
     original = loader.load_general_plugins
@@ -75,14 +75,22 @@ def _slow_detokenise(gate: Gate) -> None:
     """The whole output is decoded again for each token: the work grows with its length."""
 
     def around(original: Around, detokeniser: Any, *args: Any, **kwargs: Any) -> Any:
-        busy(DECODE_S * detokeniser.num_output_tokens(), lambda: "".join(map(str, detokeniser.token_ids)))
+        busy(
+            DECODE_S * detokeniser.num_output_tokens(),
+            lambda: "".join(map(str, detokeniser.token_ids)),
+        )
         return original(detokeniser, *args, **kwargs)
 
-    before_plugins(lambda: wrap(gate, "vllm.v1.engine.detokenizer", "BaseIncrementalDetokenizer", "update", around))
+    before_plugins(
+        lambda: wrap(
+            gate, "vllm.v1.engine.detokenizer", "BaseIncrementalDetokenizer", "update", around
+        )
+    )
 
 
 def _slow_stream(gate: Gate) -> None:
-    """Something on the way of each chunk takes its time on the event loop: a logger of the HTTP server."""
+    """Something on the way of each chunk takes its time on the event loop: a logger of the HTTP
+    server."""
 
     def around(original: Around, cycle: Any, message: Any) -> Any:
         if message.get("type") == "http.response.body" and message.get("body"):
@@ -92,7 +100,9 @@ def _slow_stream(gate: Gate) -> None:
     def put() -> None:
         for module in ("httptools_impl", "h11_impl"):
             with contextlib.suppress(ImportError):  # uvicorn takes what is installed
-                wrap(gate, f"uvicorn.protocols.http.{module}", "RequestResponseCycle", "send", around)
+                wrap(
+                    gate, f"uvicorn.protocols.http.{module}", "RequestResponseCycle", "send", around
+                )
 
     before_plugins(put)
 

@@ -1,8 +1,9 @@
 """How `tracer run -- CMD` reaches an unmodified engine.
 
-The child gets an environment in which Python finds our `sitecustomize` first. That installs a finder that waits for
-the modules of a known engine to be imported and then puts the hooks in. Until such a module is imported nothing else
-of ours is loaded: a child that is no engine (pip, a shell's helper) opens no socket and pays about a millisecond.
+The child gets an environment in which Python finds our `sitecustomize` first. That installs a
+finder that waits for the modules of a known engine to be imported and then puts the hooks in. Until
+such a module is imported nothing else of ours is loaded: a child that is no engine (pip, a shell's
+helper) opens no socket and pays about a millisecond.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from typing import Final
 from engine_hooks.protocol.environment import FAULT
 
 WATCHED: Final[dict[str, tuple[str, str]]] = {
-    "transformers.generation.continuous_batching.continuous_api": ("engine_hooks.transformers.continuous_batching", "install_engine"),
+    "transformers.generation.continuous_batching.continuous_api": (
+        "engine_hooks.transformers.continuous_batching",
+        "install_engine",
+    ),
     "transformers.cli.serving.server": ("engine_hooks.transformers.serve", "install_server"),
     "vllm.plugins": ("engine_hooks.vllm.plugin", "follow_plugins"),
     "vllm.entrypoints.launchers.app": ("engine_hooks.vllm.plugin", "install_server"),
@@ -67,15 +71,18 @@ class _Loader(importlib.abc.Loader):
 
 
 def call_installer(watched: str) -> None:
-    """Put the hooks of one watched module in; what goes wrong is said on stderr and the engine goes on.
+    """Put the hooks of one watched module in; what goes wrong is said on stderr and the engine goes
+    on.
 
-    vLLM imports transformers for its tokenisers and configurations, generation included: that is no engine of its own.
+    vLLM imports transformers for its tokenisers and configurations, generation included: that is no
+    engine of its own.
     """
     if watched.startswith("transformers.") and "vllm" in sys.modules:
         return
     module_name, function_name = WATCHED[watched]
     try:
-        if os.environ.get(FAULT):  # the fault lab: an engine that has a fault, around which the hooks go
+        # the fault lab: an engine that has a fault, around which the hooks go
+        if os.environ.get(FAULT):
             import_module("engine_hooks.faults.injection").inject(watched)
         installer: Callable[[], None] = getattr(import_module(module_name), function_name)
         installer()

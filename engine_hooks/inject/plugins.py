@@ -11,7 +11,8 @@ from engine_hooks.vllm import plugin
 
 
 def register_vllm() -> None:
-    """Put the hooks in (``vllm.general_plugins``). Does nothing unless ``TRACER=1``; never raises."""
+    """Put the hooks in (``vllm.general_plugins``). Does nothing unless ``TRACER=1``; never
+    raises."""
     if os.environ.get(ON) != "1":
         return
     try:

@@ -1,7 +1,9 @@
-"""Found by Python at start-up when `tracer run` puts this folder on PYTHONPATH: switches the hooks on.
+"""Found by Python at start-up when `tracer run` puts this folder on PYTHONPATH: switches the hooks
+on.
 
-It must never break the program that it enters: without tracer in this environment it says so once on stderr and does
-nothing. Another `sitecustomize` further down the path is run as well, as if this one were not there.
+It must never break the program that it enters: without tracer in this environment it says so once
+on stderr and does nothing. Another `sitecustomize` further down the path is run as well, as if this
+one were not there.
 """
 
 import os
@@ -25,7 +27,9 @@ if os.environ.get("TRACER") == "1":
         from engine_hooks.inject import install
     except ImportError as error:
         if os.environ.get("TRACER_QUIET") != "1":
-            sys.stderr.write(f"tracer: not installed in {sys.executable} ({error}): this process is not traced\n")
+            sys.stderr.write(
+                f"tracer: not installed in {sys.executable} ({error}): this process is not traced\n"
+            )
     else:
         try:
             install()

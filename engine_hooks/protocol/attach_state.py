@@ -1,10 +1,11 @@
 """What a viewer that attaches late must be told, kept in bounded memory while events go by.
 
-For every request that is still live: all its lifecycle events, its last `Sent`, its output text. For the engine: the
-last word on each fact, a `Roster` and every step after it, far enough back for the prefill of the live requests.
-A request is forgotten a few seconds after it is over, and, where a step that is kept may name it, with that step: a
-viewer that meets a member of a batch of whom it was told nothing must take it for a request without an end. Beyond each
-bound below the oldest goes, and is counted.
+For every request that is still live: all its lifecycle events, its last `Sent`, its output text.
+For the engine: the last word on each fact, a `Roster` and every step after it, far enough back for
+the prefill of the live requests. A request is forgotten a few seconds after it is over, and, where
+a step that is kept may name it, with that step: a viewer that meets a member of a batch of whom it
+was told nothing must take it for a request without an end. Beyond each bound below the oldest goes,
+and is counted.
 """
 
 from __future__ import annotations
@@ -42,24 +43,29 @@ from engine_hooks.protocol.events import (
 )  # fmt: skip
 
 MAX_REQUESTS: Final = 4_096
-"""Live requests kept. Beyond it the one seen first is forgotten: a late viewer knows it by the roster alone."""
+"""Live requests kept. Beyond it the one seen first is forgotten: a late viewer knows it by the
+roster alone."""
 
 MAX_EVENTS: Final = 65_536
 """Lifecycle events kept over all requests; beyond it requests are forgotten as above."""
 
 MAX_TEXT: Final = 8 * 1024 * 1024
-"""Characters and id bytes kept over all requests; beyond it the requests seen first lose their text."""
+"""Characters and id bytes kept over all requests; beyond it the requests seen first lose their
+text."""
 
 MAX_OUTPUT: Final = 64 * 1024
-"""Characters of output kept for one request; beyond it the oldest pieces go (the offset of the rest tells)."""
+"""Characters of output kept for one request; beyond it the oldest pieces go (the offset of the rest
+tells)."""
 
 MAX_STEPS: Final = 4_096
-"""Steps kept, with the step bytes below: 27 s at 150 steps/s. Beyond it a late viewer sees later parts of decode."""
+"""Steps kept, with the step bytes below: 27 s at 150 steps/s. Beyond it a late viewer sees later
+parts of decode."""
 
 MAX_STEP_BYTES: Final = 2 * 1024 * 1024
 
 MAX_PAST: Final = 1_024
-"""Requests that are over and kept for the steps that name them; beyond it the oldest steps go, and they with them."""
+"""Requests that are over and kept for the steps that name them; beyond it the oldest steps go, and
+they with them."""
 
 MAX_FACTS: Final = 256
 """Coverage rows and hook faults kept; beyond it the oldest go."""
@@ -68,7 +74,8 @@ LINGER: Final = 5 * NS_PER_S
 """How long a request that is over is still told."""
 
 HALF_OVER: Final = 60 * NS_PER_S
-"""How long a request is kept that the engine finished and the front end never closed: its end was lost."""
+"""How long a request is kept that the engine finished and the front end never closed: its end was
+lost."""
 
 HUNG_UP: Final = 600 * NS_PER_S
 """How long one is kept whose client is gone while the engine goes on with it."""
@@ -77,7 +84,8 @@ _STEP_OVERHEAD: Final = 120
 
 
 class _Request:
-    """What is kept of one request. `front`, `inside`: it is open in the front end, in the engine."""
+    """What is kept of one request. `front`, `inside`: it is open in the front end, in the
+    engine."""
 
     __slots__ = ("events", "front", "inside", "output_size", "outputs", "sent", "text_size")
 
@@ -102,18 +110,26 @@ class _Stretch:
 
 
 class Retained:
-    """A bounded memory of what is still true. `observe` events in order, ask for a `snapshot` at any time."""
+    """A bounded memory of what is still true. `observe` events in order, ask for a `snapshot` at
+    any time."""
 
     def __init__(
-        self, *, max_requests: int = MAX_REQUESTS, max_events: int = MAX_EVENTS, max_text: int = MAX_TEXT,
-        max_output: int = MAX_OUTPUT, max_steps: int = MAX_STEPS, max_step_bytes: int = MAX_STEP_BYTES,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        max_requests: int = MAX_REQUESTS,
+        max_events: int = MAX_EVENTS,
+        max_text: int = MAX_TEXT,
+        max_output: int = MAX_OUTPUT,
+        max_steps: int = MAX_STEPS,
+        max_step_bytes: int = MAX_STEP_BYTES,
+    ) -> None:
         self.forgotten = 0
         """Live requests that were pushed out by a bound."""
         self.texts_dropped = 0
         """Requests that lost some of their text to a bound."""
         self.last_step = -1
-        """When the last step ended, or began where its end was not measured; ns, -1 before the first."""
+        """When the last step ended, or began where its end was not measured; ns, -1 before the
+        first."""
         self._max_requests = max_requests
         self._max_events = max_events
         self._max_text = max_text
@@ -124,35 +140,57 @@ class Retained:
         self._facts: dict[tuple[Any, ...], Event] = {}
         self._requests: dict[int, _Request] = {}
         self._past: dict[int, tuple[int, _Request]] = {}
-        """Those that are over and that steps may name: key → (ns of the end, what is told of it)."""
+        """Those that are over and that steps may name: key → (ns of the end, what is told of
+        it)."""
         self._events = 0
         self._text = 0
-        self._over: deque[tuple[int, int]] = deque()  # (ns from which on it is forgotten, key), as the next two
+        self._over: deque[tuple[int, int]] = (
+            deque()
+        )  # (ns from which on it is forgotten, key), as the next two
         self._half_over: deque[tuple[int, int]] = deque()
         self._hung_up: deque[tuple[int, int]] = deque()
         self._stretches: deque[_Stretch] = deque([_Stretch(None)])
         self._steps = 0
         self._step_bytes = 0
         self._observers: dict[type[Event], Callable[[Any], None]] = {
-            Engine: self._on_single, EngineStatus: self._on_single, Heartbeat: self._on_single,
-            Evicted: self._on_single, Coverage: self._on_coverage, HookFault: self._on_fault,
-            Received: self._on_request, Begin: self._on_request, End: self._on_request, Alias: self._on_request,
-            Prompt: self._on_prompt, Queued: self._on_request, Scheduled: self._on_request,
-            Params: self._on_request, Preempted: self._on_request, Finished: self._on_request,
+            Engine: self._on_single,
+            EngineStatus: self._on_single,
+            Heartbeat: self._on_single,
+            Evicted: self._on_single,
+            Coverage: self._on_coverage,
+            HookFault: self._on_fault,
+            Received: self._on_request,
+            Begin: self._on_request,
+            End: self._on_request,
+            Alias: self._on_request,
+            Prompt: self._on_prompt,
+            Queued: self._on_request,
+            Scheduled: self._on_request,
+            Params: self._on_request,
+            Preempted: self._on_request,
+            Finished: self._on_request,
             Released: self._on_request,
-            Closed: self._on_request, Sent: self._on_sent, Output: self._on_output, Step: self._on_step,
-            StepDevice: self._on_step, Roster: self._on_roster,
-        }  # fmt: skip
+            Closed: self._on_request,
+            Sent: self._on_sent,
+            Output: self._on_output,
+            Step: self._on_step,
+            StepDevice: self._on_step,
+            Roster: self._on_roster,
+        }
 
     def observe(self, events: Iterable[Event], now: int) -> None:
-        """Take note of `events`, in the order in which the buffer gave them; `now` ns says what has become old."""
+        """Take note of `events`, in the order in which the buffer gave them; `now` ns says what has
+        become old."""
         observers = self._observers
         for event in events:
             observer = observers.get(type(event))
             if observer is not None and type(event.t) is int:
                 observer(event)
         self._forget_ended(now)
-        while len(self._requests) + len(self._past) > self._max_requests or self._events > self._max_events:
+        while (
+            len(self._requests) + len(self._past) > self._max_requests
+            or self._events > self._max_events
+        ):
             if self._past:
                 self._forget_past(next(iter(self._past)))
             else:
@@ -173,7 +211,8 @@ class Retained:
         before: dict[int, int] = {}
         for stretch in self._stretches:
             if stretch.roster is not None:
-                # With async batching step n + 1 begins before the roster of step n exists; the reader needs it first.
+                # With async batching step n + 1 begins before the roster of step n exists; the
+                # reader needs it first.
                 first = stretch.steps[0].t if stretch.steps else stretch.roster.t
                 before[id(stretch.roster)] = min(stretch.roster.t, first)
                 events.append(stretch.roster)
@@ -181,7 +220,7 @@ class Retained:
         events.sort(key=lambda event: before.get(id(event), event.t))
         return events
 
-    # --- facts ---------------------------------------------------------------------------------------------------
+    # --- facts ------------------------------------------------------------------------------------
 
     def _on_single(self, event: Event) -> None:
         self._single[type(event)] = event
@@ -198,7 +237,7 @@ class Retained:
         if len(self._facts) > MAX_FACTS:
             del self._facts[next(iter(self._facts))]
 
-    # --- requests ------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     def _on_request(self, event: Any) -> None:
         kind = type(event)
@@ -264,12 +303,14 @@ class Retained:
             self._forget_unnamed()
 
     def _forget_unnamed(self) -> None:
-        """Forget those that were over before the first step that is kept; where too many are left, steps go first."""
+        """Forget those that were over before the first step that is kept; where too many are left,
+        steps go first."""
         while True:
             first = _named_from(self._stretches[0])
             while self._past:
                 key, (end, _) = next(iter(self._past.items()))
-                if first is not None and end + LINGER > first:  # a step that runs ahead may still name one that ended
+                # a step that runs ahead may still name one that ended
+                if first is not None and end + LINGER > first:
                     break
                 self._forget_past(key)
             if len(self._past) <= MAX_PAST or len(self._stretches) == 1:
@@ -296,7 +337,9 @@ class Retained:
         for request in self._requests.values():
             if not request.text_size:
                 continue
-            request.events = [_without_text(event) if type(event) is Prompt else event for event in request.events]
+            request.events = [
+                _without_text(event) if type(event) is Prompt else event for event in request.events
+            ]
             request.outputs.clear()
             self._text -= request.text_size
             request.text_size = request.output_size = 0
@@ -304,7 +347,7 @@ class Retained:
             if self._text <= self._max_text // 2:
                 return
 
-    # --- steps ---------------------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------
 
     def _on_step(self, event: Step | StepDevice) -> None:
         if type(event) is Step:
@@ -316,13 +359,16 @@ class Retained:
 
     def _on_roster(self, event: Roster) -> None:
         previous, stretch = self._stretches[-1], _Stretch(event)
-        while previous.steps and previous.steps[-1].n > event.n:  # step n + 1 can be told before the roster of step n
+        # step n + 1 can be told before the roster of step n
+        while previous.steps and previous.steps[-1].n > event.n:
             stretch.steps.appendleft(previous.steps.pop())
         if not previous.steps:  # nothing happened since the last roster: it is superseded
             self._drop_stretch(self._stretches.pop())
         self._stretches.append(stretch)
         self._step_bytes += len(event.rows)
-        needed_from = min((request.events[0].t for request in self._requests.values()), default=event.t)
+        needed_from = min(
+            (request.events[0].t for request in self._requests.values()), default=event.t
+        )
         while len(self._stretches) > 1 and _began(self._stretches[1]) <= needed_from:
             self._drop_stretch(self._stretches.popleft())
         self._bound_steps()
@@ -332,7 +378,9 @@ class Retained:
             oldest = self._stretches[0]
             if len(self._stretches) > 1:
                 self._drop_stretch(self._stretches.popleft())
-            elif oldest.roster is not None:  # the steps after it are about to have a hole: no roster beats a wrong one
+            elif (
+                oldest.roster is not None
+            ):  # the steps after it are about to have a hole: no roster beats a wrong one
                 self._step_bytes -= len(oldest.roster.rows)
                 oldest.roster = None
             else:
@@ -352,7 +400,13 @@ _LAST_WORDS: Final = frozenset({End, Finished, Released, Closed})
 def _size(step: Step | StepDevice) -> int:
     """Bytes that a step takes up on the wire, about."""
     if type(step) is Step:
-        packed = len(step.joined) + len(step.left) + len(step.odd) + len(step.blocks) + len(step.block_ids)
+        packed = (
+            len(step.joined)
+            + len(step.left)
+            + len(step.odd)
+            + len(step.blocks)
+            + len(step.block_ids)
+        )
         return _STEP_OVERHEAD + packed
     return _STEP_OVERHEAD
 

@@ -13,7 +13,17 @@ from typing import Final
 import msgspec
 
 from engine_hooks.protocol.block_maker import BlockMaker, Made
-from engine_hooks.protocol.blocks import HEADER_SIZE, INDEX, MARK, MAX_RAW, Index, Mark, TraceFileError, preamble, tail
+from engine_hooks.protocol.blocks import (
+    HEADER_SIZE,
+    INDEX,
+    MARK,
+    MAX_RAW,
+    Index,
+    Mark,
+    TraceFileError,
+    preamble,
+    tail,
+)
 from engine_hooks.protocol.events import Header
 from engine_hooks.protocol.regular_file import no_pipe
 
@@ -35,8 +45,9 @@ class BlockFile:
 
     Not to be used by two threads at once.
 
-    `error` is one sentence once something went wrong; nothing is written any more then, and `on_error` was told. Raises
-    TraceFileError when the file cannot be made; nothing else ever raises.
+    `error` is one sentence once something went wrong; nothing is written any more then, and
+    `on_error` was told. Raises TraceFileError when the file cannot be made; nothing else ever
+    raises.
     """
 
     def __init__(
@@ -91,7 +102,8 @@ class BlockFile:
         if self.error:
             return False
         try:
-            if _identity(self._file) != self._identity:  # a daemon closes all files; the number is another's
+            # a daemon closes all files; the number is another's
+            if _identity(self._file) != self._identity:
                 raise OSError("the file was closed")
             rest = memoryview(data)
             while rest:
@@ -118,9 +130,14 @@ def index_blocks(maker: BlockMaker, entries: bytes, sources: Iterable[Header]) -
     """The index: of one block, or of several when it is long."""
     named = [header for _, header in zip(range(MOST_SOURCES), sources, strict=False)]
     return [
-        maker.other(INDEX, msgspec.msgpack.encode(Index(entries[start : start + INDEX_STEP], [] if start else named)))
+        maker.other(
+            INDEX,
+            msgspec.msgpack.encode(
+                Index(entries[start : start + INDEX_STEP], [] if start else named)
+            ),
+        )
         for start in range(0, max(len(entries), 1), INDEX_STEP)
-    ]  # fmt: skip
+    ]
 
 
 def mark_block(maker: BlockMaker, t: int, text: str) -> Made:
@@ -140,7 +157,9 @@ def _create(path: Path, overwrite: bool) -> tuple[int, tuple[int, int]]:
     file = -1
     try:
         no_pipe(path)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if overwrite else os.O_EXCL), 0o600)
+        file = os.open(
+            path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (0 if overwrite else os.O_EXCL), 0o600
+        )
         if stat.S_ISREG(os.fstat(file).st_mode):
             lock(file)
             os.ftruncate(file, 0)
@@ -157,8 +176,8 @@ def _create(path: Path, overwrite: bool) -> tuple[int, tuple[int, int]]:
 
 
 def lock(file: int) -> None:
-    """Tell others that the file is being written. Raises BlockingIOError when someone else does; a file system without
-    locks has none."""
+    """Tell others that the file is being written. Raises BlockingIOError when someone else does; a
+    file system without locks has none."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,5 @@
-"""From deliveries to blocks: what is recorded, grouped and encoded, before it goes to a file or into memory."""
+"""From deliveries to blocks: what is recorded, grouped and encoded, before it goes to a file or
+into memory."""
 
 from __future__ import annotations
 
@@ -26,17 +27,21 @@ EVENT_BYTES: Final = 4 * 1024 * 1024
 """An event that is larger is left out and counted as missing."""
 
 ROOM: Final = 200_000
-"""Events that may wait for a slow disk, minutes of a busy engine. Beyond it new ones are left out, counted."""
+"""Events that may wait for a slow disk, minutes of a busy engine. Beyond it new ones are left out,
+counted."""
 
 AHEAD: Final = 10 * NS_PER_S
-"""An event stamped further in the future than this, by the same clock, says nothing about when it was known."""
+"""An event stamped further in the future than this, by the same clock, says nothing about when it
+was known."""
 
 BEHIND: Final = NS_PER_S
-"""Nor does one that is further behind the begin of the recording: whoever attaches late is told what was before."""
+"""Nor does one that is further behind the begin of the recording: whoever attaches late is told
+what was before."""
 
 
 class Made(NamedTuple):
-    """A block and what is in it. `first`, `last`: as in `Block`; `seqs`: number of the next event of each source."""
+    """A block and what is in it. `first`, `last`: as in `Block`; `seqs`: number of the next event
+    of each source."""
 
     data: bytes
     number: int
@@ -60,8 +65,9 @@ def known_at(event: Event) -> int:
 
 
 class BlockMaker:
-    """Collects deliveries and makes blocks of them. Text of requests is left out unless `with_text`; `began` is when
-    that begins, by our clock (ns); `level` how hard zstd tries; `encode` makes frames of events, as `encode_events`.
+    """Collects deliveries and makes blocks of them. Text of requests is left out unless
+    `with_text`; `began` is when that begins, by our clock (ns); `level` how hard zstd tries;
+    `encode` makes frames of events, as `encode_events`.
 
     `put` and `take` belong to one thread, `make` may run in another.
     """
@@ -95,7 +101,7 @@ class BlockMaker:
         self._pending: list[Delivery] = []
         self._lost: dict[str, int] = {}
 
-    # --- in ---------------------------------------------------------------------------------------------------------
+    # --- in ---------------------------------------------------------------------------------------
 
     def put(self, delivery: Delivery) -> None:
         """Take a delivery."""
@@ -105,17 +111,25 @@ class BlockMaker:
             self.missed += len(events)
             events = []
         elif events and delivery.source in self._lost:
-            gap = Gap(events[0].t, self._lost.pop(delivery.source), "the disk was too slow for the recording")
+            gap = Gap(
+                events[0].t,
+                self._lost.pop(delivery.source),
+                "the disk was too slow for the recording",
+            )
             events = [gap, *events]
         if not events and delivery.header is None and not delivery.unknown:
             return
         last = self._pending[-1] if self._pending else None
         if last is None or last.source != delivery.source or delivery.header is not None:
-            self._pending.append(Delivery(delivery.source, delivery.header, list(events), delivery.unknown))
+            self._pending.append(
+                Delivery(delivery.source, delivery.header, list(events), delivery.unknown)
+            )
         else:
             last.events.extend(events)
             if delivery.unknown:
-                self._pending[-1] = Delivery(last.source, last.header, last.events, last.unknown + delivery.unknown)
+                self._pending[-1] = Delivery(
+                    last.source, last.header, last.events, last.unknown + delivery.unknown
+                )
         self.waiting += len(events)
 
     @property
@@ -128,10 +142,11 @@ class BlockMaker:
         pending, self._pending, self.waiting = self._pending, [], 0
         return pending
 
-    # --- out --------------------------------------------------------------------------------------------------------
+    # --- out --------------------------------------------------------------------------------------
 
     def make(self, pending: list[Delivery], now: int) -> Iterator[Made]:
-        """Blocks of deliveries: one, or several when they are large. `now`: the clock's time (ns)."""
+        """Blocks of deliveries: one, or several when they are large. `now`: the clock's time
+        (ns)."""
         frames: list[bytes] = []
         written: list[Delivery] = []
         size = 0
@@ -156,8 +171,8 @@ class BlockMaker:
             yield self._block(frames, written, now, seqs)
 
     def make_known(self, known: list[Delivery]) -> Iterator[Made]:
-        """Blocks that tell again what was true at the instant `due` (`Batch.snapshot`): they use up no numbers of
-        events."""
+        """Blocks that tell again what was true at the instant `due` (`Batch.snapshot`): they use up
+        no numbers of events."""
         for delivery in known:
             speaker = _frame(msgspec.msgpack.encode(Speaker(delivery.source, delivery.header)))
             if delivery.header is not None:
@@ -174,18 +189,23 @@ class BlockMaker:
                 speaker = _frame(msgspec.msgpack.encode(Speaker(delivery.source)))
 
     def other(self, kind: int, content: bytes, *, at: int | None = None, flags: int = 0) -> Made:
-        """A block that holds no events; `at` (ns) as in `Block`, default where the events before it end."""
+        """A block that holds no events; `at` (ns) as in `Block`, default where the events before it
+        end."""
         at = self.due if at is None else at
         number, self.number = self.number, self.number + 1
-        data = make_block(kind, content, number=number, first=at, last=at, flags=flags, level=self._level)
+        data = make_block(
+            kind, content, number=number, first=at, last=at, flags=flags, level=self._level
+        )
         return Made(data, number, at, at, True, [], self.seqs)
 
     def _encode(self, part: Delivery) -> list[tuple[Delivery, bytes, int]]:
-        """A delivery with its frames and the number of the source's next event, split until none is over the limit.
-        What cannot be encoded leaves a gap."""
+        """A delivery with its frames and the number of the source's next event, split until none is
+        over the limit. What cannot be encoded leaves a gap."""
         seq = self.seqs.get(part.source, 0)
         try:
-            speaker = _frame(msgspec.msgpack.encode(Speaker(part.source, part.header, part.unknown)))
+            speaker = _frame(
+                msgspec.msgpack.encode(Speaker(part.source, part.header, part.unknown))
+            )
         except (UnicodeEncodeError, OverflowError, TypeError):  # no source of ours is called so
             self.missed += len(part.events)
             return []
@@ -193,7 +213,9 @@ class BlockMaker:
         if len(part.events) > 1 and sum(map(len, frames)) > BLOCK_BYTES:
             middle = len(part.events) // 2
             first = Delivery(part.source, part.header, part.events[:middle], part.unknown)
-            return self._encode(first) + self._encode(Delivery(part.source, None, part.events[middle:]))
+            return self._encode(first) + self._encode(
+                Delivery(part.source, None, part.events[middle:])
+            )
         self.seqs[part.source] = seq + len(part.events)
         if part.header is not None:
             self.sources[part.source] = part.header
@@ -202,7 +224,9 @@ class BlockMaker:
             frames, part = [], Delivery(part.source, part.header, [], part.unknown)
         return [(part, speaker + b"".join(frames), self.seqs[part.source])]
 
-    def _block(self, frames: list[bytes], written: list[Delivery], now: int, seqs: dict[str, int]) -> Made:
+    def _block(
+        self, frames: list[bytes], written: list[Delivery], now: int, seqs: dict[str, int]
+    ) -> Made:
         first = -1
         for delivery in written:
             header = self.sources.get(delivery.source)
@@ -217,11 +241,14 @@ class BlockMaker:
                     self.due = at
                 if first < 0 and self.due:
                     first = self.due
-        calm = all(delivery.header is None and all(map(is_calm, delivery.events)) for delivery in written)
+        calm = all(
+            delivery.header is None and all(map(is_calm, delivery.events)) for delivery in written
+        )
         return self._made(frames, written, self.due if first < 0 else first, seqs, calm=calm)
 
     def _believing(self, source: str, header: Header | None) -> Believed:
-        """What tells the instants of a source that can be from those that cannot, where our clock does not."""
+        """What tells the instants of a source that can be from those that cannot, where our clock
+        does not."""
         believed = self._believed.get(source)
         if believed is None:
             believed = self._believed[source] = Believed()
@@ -230,13 +257,25 @@ class BlockMaker:
         return believed
 
     def _made(
-        self, frames: list[bytes], written: list[Delivery], first: int, seqs: dict[str, int], *, calm: bool
+        self,
+        frames: list[bytes],
+        written: list[Delivery],
+        first: int,
+        seqs: dict[str, int],
+        *,
+        calm: bool,
     ) -> Made:
         number, self.number = self.number, self.number + 1
         data = make_block(
-            EVENTS, b"".join(frames), number=number, first=first, last=self.due,
-            count=sum(len(delivery.events) for delivery in written), flags=CALM if calm else 0, level=self._level,
-        )  # fmt: skip
+            EVENTS,
+            b"".join(frames),
+            number=number,
+            first=first,
+            last=self.due,
+            count=sum(len(delivery.events) for delivery in written),
+            flags=CALM if calm else 0,
+            level=self._level,
+        )
         return Made(data, number, first, self.due, calm, written, seqs)
 
 

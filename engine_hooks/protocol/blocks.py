@@ -1,8 +1,9 @@
 """Blocks: what a trace file is made of. See docs/file-format.md.
 
-A file is a row of zstd frames between *skippable* frames, which hold what zstd does not know: `zstd -dc FILE` gives the
-recorded frames one after another. Each block stands alone, says how long it is and which time it covers, and has
-checksums of its header and of its content, so that a file that was cut or damaged can be read around the damage.
+A file is a row of zstd frames between *skippable* frames, which hold what zstd does not know: `zstd
+-dc FILE` gives the recorded frames one after another. Each block stands alone, says how long it is
+and which time it covers, and has checksums of its header and of its content, so that a file that
+was cut or damaged can be read around the damage.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from engine_hooks.protocol.events import Header
 from engine_hooks.protocol.zstd_frames import LEVEL, PackingError, pack, unpack
 
 FORMAT: Final = 2
-"""Version of the layout of a file. Raised when an older reader would misread it. A file of rows alone is version 1."""
+"""Version of the layout of a file. Raised when an older reader would misread it. A file of rows
+alone is version 1."""
 
 MAX_RAW: Final = 8 * 1024 * 1024
-"""Bytes of a block's content, unpacked. An honest block has some 20 kB, at most 2 MiB unless one event is that big."""
+"""Bytes of a block's content, unpacked. An honest block has some 20 kB, at most 2 MiB unless one
+event is that big."""
 
 MAX_STORED: Final = MAX_RAW + 64 * 1024
 """Bytes of a block's content as it lies in the file."""
@@ -58,7 +61,8 @@ _WITH_TEXT: Final = 1
 
 
 class TraceFileError(UserError):
-    """A trace file cannot be read or written. The message is one line that names the file and the place."""
+    """A trace file cannot be read or written. The message is one line that names the file and the
+    place."""
 
 
 class BlockError(ValueError):
@@ -66,9 +70,10 @@ class BlockError(ValueError):
 
 
 class Block(NamedTuple):
-    """A block in a file. `offset` of its first byte, `size` bytes of content in the file, `raw` bytes unpacked,
-    `number` of the block in the file from 0, `events` in it. `first` and `last`: ns, when its first event and its
-    last one (and all before) were known; for a keyframe both are the instant of its state, for a mark its place."""
+    """A block in a file. `offset` of its first byte, `size` bytes of content in the file, `raw`
+    bytes unpacked, `number` of the block in the file from 0, `events` in it. `first` and `last`:
+    ns, when its first event and its last one (and all before) were known; for a keyframe both are
+    the instant of its state, for a mark its place."""
 
     offset: int
     kind: int
@@ -92,12 +97,13 @@ class Block(NamedTuple):
         return bool(self.flags & CALM)
 
 
-# --- what is in them --------------------------------------------------------------------------------------------------
+# --- what is in them ------------------------------------------------------------------------------
 
 
 class Speaker(msgspec.Struct, array_like=True, tag=2):
-    """Frame of an events block (tags 0 and 1 are those of a stream, `engine_hooks.protocol.frames`): whose the batches up to the next
-    one are. `header` when the source announced itself here; `unknown` events of it that the writer did not understand.
+    """Frame of an events block (tags 0 and 1 are those of a stream,
+    `engine_hooks.protocol.frames`): whose the batches up to the next one are. `header` when the
+    source announced itself here; `unknown` events of it that the writer did not understand.
     """
 
     source: str
@@ -113,23 +119,26 @@ class Mark(msgspec.Struct, array_like=True):
 
 
 class Index(msgspec.Struct, array_like=True):
-    """Content of an index: for each block its offset (8 bytes, little-endian) and its header; and who spoke."""
+    """Content of an index: for each block its offset (8 bytes, little-endian) and its header; and
+    who spoke."""
 
     blocks: bytes
     sources: list[Header] = []
 
 
-# --- the begin of a file ----------------------------------------------------------------------------------------------
+# --- the begin of a file --------------------------------------------------------------------------
 
 
 def preamble(*, with_text: bool, columns: bool = False) -> bytes:
-    """First bytes of a file, which holds events in `columns` (`tracer.recording.event_columns`) or in rows alone."""
+    """First bytes of a file, which holds events in `columns` (`tracer.recording.event_columns`) or
+    in rows alone."""
     flags = _WITH_TEXT if with_text else 0
     return _PREAMBLE.pack(_SKIPPABLE, PREAMBLE_SIZE - 8, _NAME, FORMAT if columns else 1, flags, 0)
 
 
 def read_preamble(data: bytes) -> bool:
-    """Whether the file holds text of requests. Raises BlockError when it is no trace file or a newer one."""
+    """Whether the file holds text of requests. Raises BlockError when it is no trace file or a
+    newer one."""
     if not data:
         raise BlockError("is empty")
     if len(data) < PREAMBLE_SIZE or data[8:16] != _NAME:
@@ -139,38 +148,61 @@ def read_preamble(data: bytes) -> bool:
     magic, size, _, version, flags, _ = _PREAMBLE.unpack_from(data)
     if version > FORMAT:
         raise BlockError(
-            f"was written by a newer tracer (file format {version}, this one reads up to {FORMAT}): upgrade"
+            f"was written by a newer tracer (file format {version}, this one reads up to "
+            f"{FORMAT}): upgrade"
         )
     if magic != _SKIPPABLE or size != PREAMBLE_SIZE - 8 or version < 1:
         raise BlockError("is damaged at byte 0")
     return bool(flags & _WITH_TEXT)
 
 
-# --- blocks -----------------------------------------------------------------------------------------------------------
+# --- blocks ---------------------------------------------------------------------------------------
 
 
 def make_block(
-    kind: int, content: bytes, *, number: int, first: int = 0, last: int = 0, count: int = 0, flags: int = 0,
+    kind: int,
+    content: bytes,
+    *,
+    number: int,
+    first: int = 0,
+    last: int = 0,
+    count: int = 0,
+    flags: int = 0,
     level: int = LEVEL,
-) -> bytes:  # fmt: skip
-    """A block with `content`, not yet packed, at zstd's `level`. Raises BlockError when that is over `MAX_RAW`."""
+) -> bytes:
+    """A block with `content`, not yet packed, at zstd's `level`. Raises BlockError when that is
+    over `MAX_RAW`."""
     if len(content) > MAX_RAW:
         raise BlockError(f"a block of {len(content):,} bytes is over the limit of {MAX_RAW:,}")
     packed = pack(content, level)
     # Readers of plain zstd shall see the events and skip the rest, content included.
     skipped = HEADER_SIZE - 8 + (0 if kind == EVENTS else len(packed))
     head = _HEADER.pack(
-        _SKIPPABLE, skipped, _SYNC, kind, flags, 0, number & 0xFFFFFFFF, count, len(packed), len(content),
-        first, last, crc32(packed),
-    )  # fmt: skip
+        _SKIPPABLE,
+        skipped,
+        _SYNC,
+        kind,
+        flags,
+        0,
+        number & 0xFFFFFFFF,
+        count,
+        len(packed),
+        len(content),
+        first,
+        last,
+        crc32(packed),
+    )
     return head + crc32(head).to_bytes(4, "little") + packed
 
 
 def read_header(data: bytes, at: int, offset: int) -> Block:
-    """The block whose header begins at `data[at]`; `offset` is that place in the file. Raises BlockError."""
+    """The block whose header begins at `data[at]`; `offset` is that place in the file. Raises
+    BlockError."""
     if len(data) - at < HEADER_SIZE:
         raise BlockError("ends within the header of a block")
-    magic, skipped, sync, kind, flags, _, number, count, size, raw, first, last, crc = _HEADER.unpack_from(data, at)
+    magic, skipped, sync, kind, flags, _, number, count, size, raw, first, last, crc = (
+        _HEADER.unpack_from(data, at)
+    )
     if magic != _SKIPPABLE or sync != _SYNC:
         raise BlockError("has no block where one should be")
     end = at + _HEADER.size
@@ -182,7 +214,8 @@ def read_header(data: bytes, at: int, offset: int) -> Block:
 
 
 def read_content(block: Block, stored: bytes) -> bytes:
-    """The content of `block` from its bytes in the file. Raises BlockError when they are not intact."""
+    """The content of `block` from its bytes in the file. Raises BlockError when they are not
+    intact."""
     check_content(block, stored)
     try:
         return unpack(stored, block.raw)
@@ -199,8 +232,8 @@ def check_content(block: Block, stored: bytes) -> None:
 
 
 def find_header(data: bytes, start: int) -> int:
-    """Place of the next header that is whole and intact at or after `start`, -1 when there is none: how reading goes on
-    behind damage."""
+    """Place of the next header that is whole and intact at or after `start`, -1 when there is none:
+    how reading goes on behind damage."""
     pattern = _SKIPPABLE.to_bytes(4, "little")
     at = start
     while (at := data.find(pattern, at)) >= 0:
@@ -213,7 +246,7 @@ def find_header(data: bytes, start: int) -> int:
     return -1
 
 
-# --- the end of a file ------------------------------------------------------------------------------------------------
+# --- the end of a file ----------------------------------------------------------------------------
 
 
 def tail(index: int) -> bytes:

@@ -1,8 +1,9 @@
 """Clocks: the only place that reads one.
 
-Events are stamped with `now()`, the host's monotonic clock in nanoseconds, which all processes of a Linux
-host share. One `ClockAnchor` a process ties that clock to wall time; times of different hosts are only
-compared after the offset between their anchors was estimated. Never subtract times of different clocks.
+Events are stamped with `now()`, the host's monotonic clock in nanoseconds, which all processes of a
+Linux host share. One `ClockAnchor` a process ties that clock to wall time; times of different hosts
+are only compared after the offset between their anchors was estimated. Never subtract times of
+different clocks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class ClockAnchor(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def take(cls) -> ClockAnchor:
-        """Read both clocks, the monotonic one on either side of the wall clock so that the middle is used."""
+        """Read both clocks, the monotonic one on either side of the wall clock so that the middle
+        is used."""
         before = time.monotonic_ns()
         wall = time.time_ns()
         after = time.monotonic_ns()
@@ -42,7 +44,8 @@ class ClockAnchor(msgspec.Struct, frozen=True, array_like=True):
 
 @functools.cache
 def boot_id() -> str:
-    """Which boot of which kernel the monotonic clock belongs to; empty where the system does not tell."""
+    """Which boot of which kernel the monotonic clock belongs to; empty where the system does not
+    tell."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     except (OSError, ValueError):

@@ -33,7 +33,8 @@ INJECT: Final = Path(__file__).resolve().parents[1] / "inject"
 
 
 def traced_environment(env: Mapping[str, str], sockets: Path, run: str) -> dict[str, str]:
-    """Return the environment of a traced child: `env` with our folder on PYTHONPATH, the socket folder, the run."""
+    """Return the environment of a traced child: `env` with our folder on PYTHONPATH, the socket
+    folder, the run."""
     child = dict(env)
     path = child.get("PYTHONPATH", "")
     child["PYTHONPATH"] = str(INJECT) + (os.pathsep + path if path else "")

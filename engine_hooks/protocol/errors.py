@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class UserError(Exception):
-    """Something that the user can understand and act on. The message is one line; a command exits with 2."""
+    """Something that the user can understand and act on. The message is one line; a command exits
+    with 2."""
 
 
 class UnknownEngineError(TypeError):

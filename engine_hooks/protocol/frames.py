@@ -1,12 +1,13 @@
 """Wire framing: how events travel over a socket and lie in a file.
 
-A frame is a 4-byte little-endian length and that many bytes of msgpack. The first frame of a stream is `Hello`
-(who speaks); all others are `Batch` (events, numbered). Every event of a source has a sequence number, counted
-from 0 over all events ever emitted there, dropped ones included; `Batch.seq` numbers the first event of the frame,
-so that a reader sees exactly how many are missing (`SequenceCheck`).
+A frame is a 4-byte little-endian length and that many bytes of msgpack. The first frame of a stream
+is `Hello` (who speaks); all others are `Batch` (events, numbered). Every event of a source has a
+sequence number, counted from 0 over all events ever emitted there, dropped ones included;
+`Batch.seq` numbers the first event of the frame, so that a reader sees exactly how many are missing
+(`SequenceCheck`).
 
-A frame is at most `MAX_FRAME` bytes: a longer one comes from a broken or hostile peer and ends the stream.
-An event with a tag that this version does not know is skipped and counted, not an error.
+A frame is at most `MAX_FRAME` bytes: a longer one comes from a broken or hostile peer and ends the
+stream. An event with a tag that this version does not know is skipped and counted, not an error.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import msgspec
 from engine_hooks.protocol.events import SCHEMA_VERSION, AnyEvent, Event, Header
 
 MAX_FRAME: Final = 16 * 1024 * 1024
-"""Bytes. The largest honest frame is a snapshot of some thousand requests with their prompts, 2-3 MB."""
+"""Bytes. The largest honest frame is a snapshot of some thousand requests with their prompts, 2-3
+MB."""
 
 _LENGTH: Final = struct.Struct("<I")
 
@@ -37,8 +39,9 @@ class Hello(msgspec.Struct, array_like=True, tag=0, frozen=True):
 
 
 class Batch(msgspec.Struct, array_like=True, tag=1):
-    """Events in order of emission. `seq`: number of the first one. `snapshot`: these tell again what a late reader
-    has missed (they carry no sequence numbers; `seq` is then where the tail will go on)."""
+    """Events in order of emission. `seq`: number of the first one. `snapshot`: these tell again
+    what a late reader has missed (they carry no sequence numbers; `seq` is then where the tail will
+    go on)."""
 
     seq: int
     events: list[AnyEvent]
@@ -46,7 +49,8 @@ class Batch(msgspec.Struct, array_like=True, tag=1):
 
 
 class _LooseBatch(msgspec.Struct, array_like=True, tag=1):
-    """A batch with its events still encoded: the slow way, for frames that hold an event unknown to us."""
+    """A batch with its events still encoded: the slow way, for frames that hold an event unknown to
+    us."""
 
     seq: int
     events: list[msgspec.Raw]
@@ -68,10 +72,12 @@ def encode(frame: Hello | Batch) -> bytes:
 
 
 def encode_events(seq: int, events: list[Event], *, snapshot: bool = False) -> list[bytes]:
-    """Encode events as one frame, or as several when one would be too long. Never raises for what an event holds.
+    """Encode events as one frame, or as several when one would be too long. Never raises for what
+    an event holds.
 
-    A single event that is over the limit, or holds what no frame can carry, is left out; its number then shows as a
-    gap at the reader. Text with lone surrogates and integers of other types are mended first.
+    A single event that is over the limit, or holds what no frame can carry, is left out; its number
+    then shows as a gap at the reader. Text with lone surrogates and integers of other types are
+    mended first.
     """
     try:
         return [encode(Batch(seq, events, snapshot))]  # type: ignore[arg-type]
@@ -85,7 +91,8 @@ def encode_events(seq: int, events: list[Event], *, snapshot: bool = False) -> l
 
 
 def _encode_mended(seq: int, events: list[Event], snapshot: bool) -> list[bytes]:
-    """The last try for an event that did not encode: a hook handed on what it got from a tokenizer or from numpy."""
+    """The last try for an event that did not encode: a hook handed on what it got from a tokenizer
+    or from numpy."""
     try:
         mended = [_mended(event) for event in events]
         return [encode(Batch(seq, mended, snapshot))]  # type: ignore[arg-type]
@@ -122,7 +129,8 @@ def decode(payload: bytes | memoryview) -> tuple[Hello | Batch, int]:
         raise FrameError(f"damaged frame: {error}") from None
     if isinstance(frame, Hello) and frame.header.schema > SCHEMA_VERSION:
         raise FrameError(
-            f"written by a newer tracer (schema {frame.header.schema}, this one reads up to {SCHEMA_VERSION}): upgrade"
+            f"written by a newer tracer (schema {frame.header.schema}, this one reads up to "
+            f"{SCHEMA_VERSION}): upgrade"
         )
     return frame, unknown
 
@@ -131,7 +139,12 @@ def _decode_loosely(payload: bytes | memoryview) -> tuple[Hello | Batch, int]:
     """Decode event by event, leaving out those that do not validate."""
     try:
         loose = _loose_decoder.decode(payload)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError) as error:
+    except (
+        msgspec.DecodeError,
+        msgspec.ValidationError,
+        RecursionError,
+        UnicodeDecodeError,
+    ) as error:
         raise FrameError(f"not a tracer frame: {error}") from None
     if isinstance(loose, Hello):
         return loose, 0
@@ -151,14 +164,18 @@ class FrameReader:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> Iterable[bytes]:
-        """Add bytes; yield the payload of every frame that is now whole. Raises FrameError on an oversized one."""
+        """Add bytes; yield the payload of every frame that is now whole. Raises FrameError on an
+        oversized one."""
         self._pending += data
         start = 0
         try:
             while len(self._pending) - start >= _LENGTH.size:
                 (size,) = _LENGTH.unpack_from(self._pending, start)
                 if size > MAX_FRAME:
-                    raise FrameError(f"a frame claims {size:,} bytes, the limit is {MAX_FRAME:,}: not a tracer stream")
+                    raise FrameError(
+                        f"a frame claims {size:,} bytes, the limit is {MAX_FRAME:,}: not a tracer "
+                        "stream"
+                    )
                 end = start + _LENGTH.size + size
                 if end > len(self._pending):
                     break
@@ -181,7 +198,8 @@ class SequenceCheck:
         self.missing = 0
 
     def missed(self, batch: Batch, unknown: int = 0) -> int:
-        """How many events were lost just before this batch. `unknown` events of it were there but not understood."""
+        """How many events were lost just before this batch. `unknown` events of it were there but
+        not understood."""
         if batch.snapshot:
             self.expected = batch.seq
             return 0

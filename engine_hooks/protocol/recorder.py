@@ -1,8 +1,9 @@
 """Writing a trace file: deliveries in, blocks out, a second at a time.
 
-A `Recorder` is handed a subscription to a bus, or deliveries one by one by whoever has them, an engine's own publisher
-included. Whatever goes wrong with the file is said once, in words, and ends the recording alone: neither who
-feeds it nor the engine notices. A killed writer loses a second at most, because nothing waits longer than that.
+A `Recorder` is handed a subscription to a bus, or deliveries one by one by whoever has them, an
+engine's own publisher included. Whatever goes wrong with the file is said once, in words, and ends
+the recording alone: neither who feeds it nor the engine notices. A killed writer loses a second at
+most, because nothing waits longer than that.
 """
 
 from __future__ import annotations
@@ -30,27 +31,30 @@ KEYFRAME_NS: Final = 3 * NS_PER_S
 
 
 class Keyframes(Protocol):
-    """Makes keyframes of what a recorder writes (`tracer.recording.keyframes.keyframer.Keyframer`), and packs it densely. An
-    engine records without."""
+    """Makes keyframes of what a recorder writes (`tracer.recording.keyframes.keyframer.Keyframer`),
+    and packs it densely. An engine records without."""
 
     def encode(self, seq: int, events: list[Event]) -> list[bytes]:
-        """Frames of events, the first one numbered `seq` (`tracer.recording.event_columns.encode`)."""
+        """Frames of events, the first one numbered `seq`
+        (`tracer.recording.event_columns.encode`)."""
 
     def take(self, number: int, deliveries: Sequence[Delivery]) -> None:
         """Fold in what block `number` holds."""
 
     def make(self, number: int, seqs: Mapping[str, int]) -> tuple[bytes, bool]:
-        """The state now: content of a block, and whether it builds upon no other keyframe. `number`: of the last block
-        taken; `seqs`: number of the next event of each source."""
+        """The state now: content of a block, and whether it builds upon no other keyframe.
+        `number`: of the last block taken; `seqs`: number of the next event of each source."""
 
 
 class Recorder:
-    """Writes one trace file. Made by the viewer or by the engine; not to be used by two threads at once.
+    """Writes one trace file. Made by the viewer or by the engine; not to be used by two threads at
+    once.
 
-    `path` must not exist, unless `overwrite`. Text and token ids of requests are left out unless `with_text`; how long
-    they were is kept. `keyframes` makes the file quick to seek in. `on_error` is called once, with one sentence, when
-    the recording ends before it was closed. `now` is the clock by which blocks are ended (ns); `keyframe_ns` the time
-    of the trace from one keyframe to the next.
+    `path` must not exist, unless `overwrite`. Text and token ids of requests are left out unless
+    `with_text`; how long they were is kept. `keyframes` makes the file quick to seek in. `on_error`
+    is called once, with one sentence, when the recording ends before it was closed. `now` is the
+    clock by which blocks are ended (ns); `keyframe_ns` the time of the trace from one keyframe to
+    the next.
 
     Raises TraceFileError when the file cannot be made; nothing else ever raises.
     """
@@ -76,7 +80,11 @@ class Recorder:
         encode = encode_events if keyframes is None else keyframes.encode
         self._maker = BlockMaker(with_text=with_text, began=now(), level=level, encode=encode)
         self._file = BlockFile(
-            self.path, with_text=with_text, columns=keyframes is not None, overwrite=overwrite, on_error=on_error
+            self.path,
+            with_text=with_text,
+            columns=keyframes is not None,
+            overwrite=overwrite,
+            on_error=on_error,
         )
         self._now = now
         self._keyframes = keyframes
@@ -109,7 +117,8 @@ class Recorder:
 
     @property
     def missed(self) -> int:
-        """Events that did not get into the file: the disk was slow or full, or one was too large."""
+        """Events that did not get into the file: the disk was slow or full, or one was too
+        large."""
         return self._maker.missed + self._refused
 
     @property
@@ -117,15 +126,21 @@ class Recorder:
         """Who is in the file, by name."""
         return self._maker.sources
 
-    # --- feeding ----------------------------------------------------------------------------------------------------
+    # --- feeding ----------------------------------------------------------------------------------
 
     def write(self, delivery: Delivery) -> None:
-        """Take a delivery. It is in the file a second later, if `write` or `tick` is called meanwhile."""
+        """Take a delivery. It is in the file a second later, if `write` or `tick` is called
+        meanwhile."""
         if self.error or self.closed:
             self._refused += len(delivery.events)
             return
         began = self._maker.began
-        if not self._beside and began is not None and delivery.events and delivery.events[-1].t - began >= BLOCK_NS:
+        if (
+            not self._beside
+            and began is not None
+            and delivery.events
+            and delivery.events[-1].t - began >= BLOCK_NS
+        ):
             self.flush()
         if self._began < 0:
             self._began = self._now()
@@ -154,14 +169,16 @@ class Recorder:
             self._file.close(self._maker)
 
     def abandon(self) -> None:
-        """Forget the file without touching it: what a forked child does with its parent's recording."""
+        """Forget the file without touching it: what a forked child does with its parent's
+        recording."""
         self._maker.take()
         self._file.abandon()
 
     async def run(self, deliveries: AsyncIterator[Delivery]) -> None:
         """Record a subscription until it ends, or until cancelled, and close the file.
 
-        The disk is waited for in another thread. Returns early when nothing can be written any more: see `error`.
+        The disk is waited for in another thread. Returns early when nothing can be written any
+        more: see `error`.
         """
         self._beside = True
         flushing = asyncio.create_task(self._flush_regularly())
@@ -193,7 +210,7 @@ class Recorder:
                 await writing
                 raise
 
-    # --- blocks -------------------------------------------------------------------------------------------------------
+    # --- blocks -----------------------------------------------------------------------------------
 
     def _write_out(self, pending: list[Delivery]) -> None:
         for made in self._maker.make(pending, self._now()):

@@ -18,8 +18,10 @@ _KINDS: Final = (
 
 
 def open_to_read(path: Path | str) -> int:
-    """A descriptor of the file at `path`, for reading. Raises OSError, with a reason in words where it is no file."""
-    check(Path(path).stat())  # before it is opened: a writer at the other end of a pipe would be let go on
+    """A descriptor of the file at `path`, for reading. Raises OSError, with a reason in words where
+    it is no file."""
+    # before it is opened: a writer at the other end of a pipe would be let go on
+    check(Path(path).stat())
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         check(os.fstat(file))
@@ -45,8 +47,8 @@ def check(found: os.stat_result) -> None:
 
 
 def no_pipe(path: Path | str) -> None:
-    """Raise OSError when `path`, which is to be written, is a named pipe: that would wait for a reader. What is not
-    there yet is fine, and so is ``/dev/null``."""
+    """Raise OSError when `path`, which is to be written, is a named pipe: that would wait for a
+    reader. What is not there yet is fine, and so is ``/dev/null``."""
     try:
         found = Path(path).stat()
     except OSError:

@@ -1,4 +1,5 @@
-"""Where traced processes can be reached: unix sockets in a directory that only their user can enter.
+"""Where traced processes can be reached: unix sockets in a directory that only their user can
+enter.
 
 One socket for each traced process, ``<pid>-<8 hex>.sock``, 0600, in a directory of mode 0700:
 
@@ -6,9 +7,10 @@ One socket for each traced process, ``<pid>-<8 hex>.sock``, 0600, in a directory
 2. else ``$XDG_RUNTIME_DIR/tracer``, where the system gives each user a directory of their own;
 3. else ``/tmp/tracer-<uid>``.
 
-The peer of every connection is asked for its uid (SO_PEERCRED): only the same user and root may talk. A socket is
-bound and listening before it gets its name, so one that refuses a connection belongs to a dead process, whatever
-namespace its pid is from, and is removed by whoever lists the directory.
+The peer of every connection is asked for its uid (SO_PEERCRED): only the same user and root may
+talk. A socket is bound and listening before it gets its name, so one that refuses a connection
+belongs to a dead process, whatever namespace its pid is from, and is removed by whoever lists the
+directory.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class SocketError(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end of a connection; `pid` is 0 when it lives in a pid namespace that we do not see."""
+    """Who is at the other end of a connection; `pid` is 0 when it lives in a pid namespace that we
+    do not see."""
 
     pid: int
     uid: int
@@ -66,8 +69,8 @@ def default_directory(environment: Mapping[str, str] = os.environ) -> Path:
 def search_directories(environment: Mapping[str, str] = os.environ) -> list[Path]:
     """Directories in which traced processes of this user can be, the usual one first.
 
-    An engine that was started by a service, by cron or in a container often lacks the XDG_RUNTIME_DIR that a login
-    shell has, so a viewer looks in both places.
+    An engine that was started by a service, by cron or in a container often lacks the
+    XDG_RUNTIME_DIR that a login shell has, so a viewer looks in both places.
     """
     if chosen := environment.get(SOCKETS):
         return [Path(chosen).absolute()]
@@ -79,10 +82,11 @@ def search_directories(environment: Mapping[str, str] = os.environ) -> list[Path
 
 
 def private_directory(path: Path, *, create: bool) -> Path:
-    """Check that `path` is a directory that only this user can enter, and make it so when it is missing and `create`.
+    """Check that `path` is a directory that only this user can enter, and make it so when it is
+    missing and `create`.
 
-    Raises SocketError, in words, when it belongs to someone else, is open to others, is a link or no directory, or
-    cannot be made. Root may look into the directories of others.
+    Raises SocketError, in words, when it belongs to someone else, is open to others, is a link or
+    no directory, or cannot be made. Root may look into the directories of others.
     """
     if create:
         try:
@@ -99,14 +103,17 @@ def private_directory(path: Path, *, create: bool) -> Path:
         raise SocketError(f"the socket directory {path} is not a directory")
     me = os.geteuid()
     if found.st_uid != me and (create or me != 0):
-        raise SocketError(f"the socket directory {path} belongs to uid {found.st_uid}, not to uid {me}")
+        raise SocketError(
+            f"the socket directory {path} belongs to uid {found.st_uid}, not to uid {me}"
+        )
     if found.st_mode & 0o077:
         raise SocketError(f"the socket directory {path} is open to other users: chmod 700 {path}")
     return path
 
 
 def listen(directory: Path, pid: int, token: str) -> tuple[socket.socket, Path]:
-    """A non-blocking listening socket of mode 0600 in `directory`, and its path. Raises SocketError.
+    """A non-blocking listening socket of mode 0600 in `directory`, and its path. Raises
+    SocketError.
 
     It gets its name only once it listens: nobody ever finds it half made.
     """
@@ -114,7 +121,9 @@ def listen(directory: Path, pid: int, token: str) -> tuple[socket.socket, Path]:
     path = directory / f"{pid}-{token}.sock"
     unnamed = directory / f".{pid}-{token}.new"
     try:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        listener = socket.socket(
+            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        )
     except OSError as error:
         raise SocketError(f"cannot open a socket: {_why(error)}") from None
     try:
@@ -134,11 +143,13 @@ def listen(directory: Path, pid: int, token: str) -> tuple[socket.socket, Path]:
 def connect(path: Path) -> socket.socket:
     """A non-blocking connection to the traced process behind `path`.
 
-    Raises ConnectionRefusedError when it is dead, BlockingIOError when it is busy (try again), SocketError when it
-    belongs to another user or is no socket of ours, FileNotFoundError when it is gone, and OSError when we are out of
-    descriptors.
+    Raises ConnectionRefusedError when it is dead, BlockingIOError when it is busy (try again),
+    SocketError when it belongs to another user or is no socket of ours, FileNotFoundError when it
+    is gone, and OSError when we are out of descriptors.
     """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    connection = socket.socket(
+        socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+    )
     try:
         with _address(path) as address:
             connection.connect(address)
@@ -147,7 +158,9 @@ def connect(path: Path) -> socket.socket:
             raise SocketError(f"{path} is served by uid {other.uid}: not connecting")
     except OSError as error:
         connection.close()
-        if isinstance(error, (SocketError, ConnectionRefusedError, BlockingIOError, FileNotFoundError)):
+        if isinstance(
+            error, (SocketError, ConnectionRefusedError, BlockingIOError, FileNotFoundError)
+        ):
             raise
         if error.errno in OUT_OF_DESCRIPTORS:
             raise
@@ -163,17 +176,20 @@ def peer(connection: socket.socket) -> Peer:
 
 
 def scan(directory: Path) -> list[Path]:
-    """Paths of the sockets in `directory`, by name. Those of dead processes are among them; a directory that is
-    missing or unreadable has none."""
+    """Paths of the sockets in `directory`, by name. Those of dead processes are among them; a
+    directory that is missing or unreadable has none."""
     try:
         with os.scandir(directory) as entries:
-            return sorted(directory / entry.name for entry in entries if _NAME.fullmatch(entry.name))
+            return sorted(
+                directory / entry.name for entry in entries if _NAME.fullmatch(entry.name)
+            )
     except OSError:
         return []
 
 
 def pid_of(path: Path) -> int:
-    """The pid in the name of a socket, 0 when there is none. It is of the namespace of its process."""
+    """The pid in the name of a socket, 0 when there is none. It is of the namespace of its
+    process."""
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else 0
 
@@ -185,7 +201,8 @@ def remove_dead(path: Path) -> None:
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove sockets that never got their name because their process was killed while it made them."""
+    """Remove sockets that never got their name because their process was killed while it made
+    them."""
     with contextlib.suppress(OSError):
         for path in directory.iterdir():
             match = _UNNAMED.fullmatch(path.name)
@@ -194,13 +211,17 @@ def remove_unfinished(directory: Path) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether process `pid` runs; one that is dead and only waits for its parent to notice does not."""
+    """Whether process `pid` runs; one that is dead and only waits for its parent to notice does
+    not."""
     if pid <= 0:
         return False
     try:
         state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split(maxsplit=1)[0]
         return state not in (b"Z", b"X")
-    except (FileNotFoundError, ProcessLookupError):  # the latter when it goes between opening and reading
+    except (
+        FileNotFoundError,
+        ProcessLookupError,
+    ):  # the latter when it goes between opening and reading
         return False
     except (OSError, IndexError):
         return True
@@ -213,7 +234,8 @@ def new_token() -> str:
 
 @contextlib.contextmanager
 def _address(path: Path) -> Iterator[str]:
-    """An address for `path` that fits into a sockaddr: a long one goes by way of an open directory."""
+    """An address for `path` that fits into a sockaddr: a long one goes by way of an open
+    directory."""
     if len(os.fsencode(path)) <= _LONGEST_PATH:
         yield str(path)
         return

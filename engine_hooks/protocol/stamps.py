@@ -1,15 +1,18 @@
-"""Which stamps can be: events whose time contradicts what else is known of their source are set aside.
+"""Which stamps can be: events whose time contradicts what else is known of their source are set
+aside.
 
-One stray stamp (the wall clock among monotonic ones, 0, a number from freed memory) would stretch a trace over decades
-and drag every figure along. `Stamps` judges the events of one source, in order, by three things:
+One stray stamp (the wall clock among monotonic ones, 0, a number from freed memory) would stretch a
+trace over decades and drag every figure along. `Stamps` judges the events of one source, in order,
+by three things:
 
 - its clock: nothing happens before the source began (its header says when) or decades after that;
-- the trace: a source tells of itself every second, so that a leap ahead of all that was told so far is one in the
-  stamp, not in time, unless the events after it agree. Such an event waits until they do, or contradict it;
+- the trace: a source tells of itself every second, so that a leap ahead of all that was told so far
+  is one in the stamp, not in time, unless the events after it agree. Such an event waits until they
+  do, or contradict it;
 - the event: no step lasts for hours.
 
-Time that goes back, but not to before the source began, is no contradiction: whoever comes late is told what happened
-long ago. The same events give the same verdicts, wherever they are read.
+Time that goes back, but not to before the source began, is no contradiction: whoever comes late is
+told what happened long ago. The same events give the same verdicts, wherever they are read.
 """
 
 from __future__ import annotations
@@ -18,18 +21,29 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from engine_hooks.protocol.clock import NS_PER_S
-from engine_hooks.protocol.events import Event, Gap, Header, Heartbeat, Scheduled, Sent, SourceGone, Step, StepDevice
+from engine_hooks.protocol.events import (
+    Event,
+    Gap,
+    Header,
+    Heartbeat,
+    Scheduled,
+    Sent,
+    SourceGone,
+    Step,
+    StepDevice,
+)
 
 END_OF_TIME: Final = 1 << 62
 """An event beyond it (146 years of uptime) is no event of ours."""
 
 LEAP: Final = 3_600 * NS_PER_S
-"""Further ahead of all that was told so far an event is only believed when others agree: a process that was stopped
-over lunch is one, and what is still true of an engine when a viewer comes days later."""
+"""Further ahead of all that was told so far an event is only believed when others agree: a process
+that was stopped over lunch is one, and what is still true of an engine when a viewer comes days
+later."""
 
 BEFORE: Final = LEAP
-"""How long before its source announced itself something may have happened that it tells of. Never at 0: no clock that
-runs says that."""
+"""How long before its source announced itself something may have happened that it tells of. Never
+at 0: no clock that runs says that."""
 
 LIFE: Final = 10 * 365 * 86_400 * NS_PER_S
 """No process lives for ten years; the wall clock is over fifty years ahead of a monotonic one."""
@@ -38,9 +52,9 @@ LONGEST_STEP: Final = 1 << 43
 """No step, and no part of one, lasts longer (over two hours)."""
 
 PATIENCE: Final = 8
-"""Events that leap ahead together and are still not believed, of a source whose heartbeats were heard: it would not
-have been silent, and a publisher puts the strays of a drain one after the other. Of another source, and of what it told
-before its first heartbeat, it is the first alone."""
+"""Events that leap ahead together and are still not believed, of a source whose heartbeats were
+heard: it would not have been silent, and a publisher puts the strays of a drain one after the
+other. Of another source, and of what it told before its first heartbeat, it is the first alone."""
 
 MOST_CORES: Final = 1 << 16
 """No process computes on more at once."""
@@ -48,14 +62,28 @@ MOST_CORES: Final = 1 << 16
 
 def set_aside_line(count: int) -> str:
     """How it is said that so many events were set aside."""
-    return "1 event set aside: its time contradicts the others" if count == 1 else (
-        f"{count:,} events set aside: their times contradict the others"
+    return (
+        "1 event set aside: its time contradicts the others"
+        if count == 1
+        else (f"{count:,} events set aside: their times contradict the others")
     )
 
 
 def _step(event: Step) -> bool:
-    return max(event.scheduled, event.launched, event.embed, event.layers, event.head, event.logits, event.sampled,
-               event.token, event.end) <= LONGEST_STEP  # fmt: skip
+    return (
+        max(
+            event.scheduled,
+            event.launched,
+            event.embed,
+            event.layers,
+            event.head,
+            event.logits,
+            event.sampled,
+            event.token,
+            event.end,
+        )
+        <= LONGEST_STEP
+    )
 
 
 def _step_device(event: StepDevice) -> bool:
@@ -75,10 +103,14 @@ def _heartbeat(event: Heartbeat) -> bool:
 
 
 SOUND: Final[dict[type[Event], Callable[[Any], bool]]] = {
-    Step: _step, StepDevice: _step_device, Scheduled: _scheduled, Sent: _sent, Heartbeat: _heartbeat,
-}  # fmt: skip
-"""Of events that hold further instants or lengths, whether these can be: a request is looked up for no longer than a
-step takes, and nobody worked for longer than the clock has run."""
+    Step: _step,
+    StepDevice: _step_device,
+    Scheduled: _scheduled,
+    Sent: _sent,
+    Heartbeat: _heartbeat,
+}
+"""Of events that hold further instants or lengths, whether these can be: a request is looked up for
+no longer than a step takes, and nobody worked for longer than the clock has run."""
 
 
 class Stamps:
@@ -99,7 +131,8 @@ class Stamps:
         """Events that contradict what is known."""
 
     def meet(self, header: Header) -> None:
-        """The source announces itself. An anchor at 0 says nothing: spans of other tools have none."""
+        """The source announces itself. An anchor at 0 says nothing: spans of other tools have
+        none."""
         begin = header.anchor.monotonic
         known = 0 < begin < END_OF_TIME
         self._begin = begin if known else 0
@@ -113,10 +146,11 @@ class Stamps:
         self._watch()
 
     def judge(self, event: Event, now: int) -> list[Event]:
-        """What is to be taken in now that `event` has come, in order: it, those that waited, both or neither.
+        """What is to be taken in now that `event` has come, in order: it, those that waited, both
+        or neither.
 
-        To be asked about every event before `floor` or more than `LEAP` after `now`, the latest instant of the trace
-        (ns; 0 before any). Others are taken in unasked.
+        To be asked about every event before `floor` or more than `LEAP` after `now`, the latest
+        instant of the trace (ns; 0 before any). Others are taken in unasked.
         """
         if type(event) is Gap or type(event) is SourceGone:
             return self._of_reader(event, now)
@@ -138,7 +172,8 @@ class Stamps:
         return held if agreed else []
 
     def _of_reader(self, event: Event, now: int) -> list[Event]:
-        """What the reader of a stream says of it is never set aside; where its time cannot be, it is of the latest."""
+        """What the reader of a stream says of it is never set aside; where its time cannot be, it
+        is of the latest."""
         t = event.t
         held = self.held
         possible = self._lowest <= t <= self._highest
@@ -151,11 +186,14 @@ class Stamps:
         if held and possible and t >= held[0].t - LEAP:
             return [*held, event]
         released = self._released(held, now)
-        return [*released, event if near else SourceGone(max([now, *(each.t for each in released)]), event.reason)]
+        return [
+            *released,
+            event if near else SourceGone(max([now, *(each.t for each in released)]), event.reason),
+        ]
 
     def _released(self, held: list[Event], now: int) -> list[Event]:
-        """Those of the events that waited that are no leap any more, since another source was heard; the others are set
-        aside."""
+        """Those of the events that waited that are no leap any more, since another source was
+        heard; the others are set aside."""
         reach = self._reach(now)
         believed = [event for event in held if event.t <= reach]
         self.set_aside += len(held) - len(believed)
@@ -171,13 +209,14 @@ class Stamps:
         self.floor = END_OF_TIME if self.held else self._lowest
 
     def doubted(self, now: int) -> int:
-        """Events that are set aside at `now` (ns of the reader's clock or of the trace): those that still wait are
-        among them, unless that clock agrees with them."""
+        """Events that are set aside at `now` (ns of the reader's clock or of the trace): those that
+        still wait are among them, unless that clock agrees with them."""
         return self.set_aside + sum(event.t > self._reach(now) for event in self.held)
 
 
 class Believed:
-    """Follows one source and says up to when what it tells is known, for those who look at stamps before the fold."""
+    """Follows one source and says up to when what it tells is known, for those who look at stamps
+    before the fold."""
 
     def __init__(self, now: int = 0) -> None:
         self.now = now

@@ -1,8 +1,8 @@
 """What a traced process said, read from bytes that nobody vouches for.
 
-`Intake` turns the bytes of one stream into deliveries, whatever they are: losses become `Gap` events in place, and
-what cannot be a stream of ours ends it with a sentence in `fault`. It does no I/O, so a socket, a pipe from another
-host and a test feed it alike.
+`Intake` turns the bytes of one stream into deliveries, whatever they are: losses become `Gap`
+events in place, and what cannot be a stream of ours ends it with a sentence in `fault`. It does no
+I/O, so a socket, a pipe from another host and a test feed it alike.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from typing import Final
 from engine_hooks.protocol import clock
 from engine_hooks.protocol.clock import NS_PER_S, ClockAnchor
 from engine_hooks.protocol.events import Event, Gap, Header
-from engine_hooks.protocol.frames import Batch, FrameError, FrameReader, Hello, SequenceCheck, decode
+from engine_hooks.protocol.frames import (
+    Batch,
+    FrameError,
+    FrameReader,
+    Hello,
+    SequenceCheck,
+    decode,
+)
 
 MAX_HELLO: Final = 64 * 1024
 """Bytes of the first frame. An honest one has some 200."""
@@ -26,18 +33,21 @@ MAX_GAP: Final = 2**40
 """Events that may be missing at once: a larger jump of the numbers is no loss but nonsense."""
 
 AHEAD: Final = 10 * NS_PER_S
-"""How far in the future an event of this host may be stamped. Beyond it the stamp is wrong and the event is missing."""
+"""How far in the future an event of this host may be stamped. Beyond it the stamp is wrong and the
+event is missing."""
 
 SAME_CLOCK: Final = 60 * NS_PER_S
-"""How far the wall-to-monotonic offsets of two anchors of the same boot may differ: the wall clock gets adjusted."""
+"""How far the wall-to-monotonic offsets of two anchors of the same boot may differ: the wall clock
+gets adjusted."""
 
 _LATEST: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Events of one source, in its order. `source` names it for the life of the trace; `header` stands in its first
-    delivery and again when it changes; `unknown` counts events that this version does not know."""
+    """Events of one source, in its order. `source` names it for the life of the trace; `header`
+    stands in its first delivery and again when it changes; `unknown` counts events that this
+    version does not know."""
 
     source: str
     header: Header | None = None
@@ -64,8 +74,8 @@ class Intake:
         self._resumed = False
 
     def resume(self) -> None:
-        """The stream begins again after its connection was lost: with who speaks and a snapshot. What was said in
-        between is told as a `Gap`."""
+        """The stream begins again after its connection was lost: with who speaks and a snapshot.
+        What was said in between is told as a `Gap`."""
         self._frames = FrameReader()
         self._damaged = 0
         self._resumed = self.header is not None
@@ -81,7 +91,8 @@ class Intake:
         return self._frames.pending
 
     def feed(self, data: bytes) -> Delivery | None:
-        """Take bytes, however they were cut; None when nothing is to be told yet. Never raises: see `fault`."""
+        """Take bytes, however they were cut; None when nothing is to be told yet. Never raises: see
+        `fault`."""
         if self.fault:
             return None
         header: Header | None = None
@@ -116,7 +127,9 @@ class Intake:
         if self.header is not None and header.source != self.header.source:
             raise FrameError("changed its name in mid-stream: not a traced process")
         self.header = header
-        offset = (header.anchor.wall - header.anchor.monotonic) - (self._here.wall - self._here.monotonic)
+        offset = (header.anchor.wall - header.anchor.monotonic) - (
+            self._here.wall - self._here.monotonic
+        )
         self._same_clock = header.boot_id == clock.boot_id() != "" and abs(offset) < SAME_CLOCK
         return header
 

@@ -1,8 +1,9 @@
 """Zstandard, with the `zstandard` package or without it.
 
-An engine's environment gets no dependency beyond msgspec from us, so what is recorded there must be writable
-without the package: a zstd frame may hold its content as it is, and such a frame takes a few lines. Readers always have
-the package. A frame says how long its content is, and no more than that is ever allocated for it.
+An engine's environment gets no dependency beyond msgspec from us, so what is recorded there must be
+writable without the package: a zstd frame may hold its content as it is, and such a frame takes a
+few lines. Readers always have the package. A frame says how long its content is, and no more than
+that is ever allocated for it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any, Final
 FRAME_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 
 LEVEL: Final = 3
-"""1 to 3 differ by a tenth in size on our data; 3 takes 0.02 % of a core at 3,000 tokens a second."""
+"""1 to 3 differ by a tenth in size on our data; 3 takes 0.02 % of a core at 3,000 tokens a
+second."""
 DENSE: Final = 15
 """Where nobody's engine pays for it: 6 to 9 % smaller, for 0.2 % of a core."""
 
@@ -24,11 +26,13 @@ _SINGLE_SEGMENT_4_BYTES: Final = 0b1010_0000
 
 
 class PackingError(ValueError):
-    """The bytes are no zstd frame, or not one of the size that was announced. The message is one line."""
+    """The bytes are no zstd frame, or not one of the size that was announced. The message is one
+    line."""
 
 
 def _package() -> Any:
-    """The zstandard package, or None. Not an import statement: nothing that an engine loads may depend on it."""
+    """The zstandard package, or None. Not an import statement: nothing that an engine loads may
+    depend on it."""
     try:
         return importlib.import_module("zstandard")
     except ImportError:
@@ -36,15 +40,19 @@ def _package() -> Any:
 
 
 _local: Final = threading.local()
-"""Of each thread, what unpacks: making one takes as long as unpacking a small frame, and threads cannot share one."""
+"""Of each thread, what unpacks: making one takes as long as unpacking a small frame, and threads
+cannot share one."""
 
 
 def pack(data: bytes, level: int = LEVEL) -> bytes:
-    """`data` as one zstd frame with its size and, where the package is there, a checksum of its content."""
+    """`data` as one zstd frame with its size and, where the package is there, a checksum of its
+    content."""
     package = _package()
     if package is None:
         return stored(data)
-    packed: bytes = package.ZstdCompressor(level=level, write_checksum=True, write_content_size=True).compress(data)
+    packed: bytes = package.ZstdCompressor(
+        level=level, write_checksum=True, write_content_size=True
+    ).compress(data)
     return packed
 
 
@@ -62,8 +70,8 @@ def stored(data: bytes) -> bytes:
 def unpack(frame: bytes, size: int) -> bytes:
     """The content of one zstd frame, which must be `size` bytes.
 
-    Allocates no more than `size`, whatever the frame claims. Raises PackingError for anything but a whole, intact frame
-    of that size.
+    Allocates no more than `size`, whatever the frame claims. Raises PackingError for anything but a
+    whole, intact frame of that size.
     """
     package = _package()
     if package is None:

@@ -1,10 +1,11 @@
 """Engine side: a recording without any viewer, written by the publisher's thread.
 
-``TRACER_RECORD=PATH`` in the environment of an engine makes each of its traced processes write a file of its own, with
-the process's number in its name: ``trace.trace`` becomes ``trace-4711.trace``; in a folder it is called so.
-``TRACER_RECORD_TEXT=1`` puts prompts and outputs into it too. Nothing is ever waited for on an engine's thread, and the
-file is complete to a second ago at any time. It has no keyframes: they would need the state, which an engine's process
-does not have.
+``TRACER_RECORD=PATH`` in the environment of an engine makes each of its traced processes write a
+file of its own, with the process's number in its name: ``trace.trace`` becomes
+``trace-4711.trace``; in a folder it is called so. ``TRACER_RECORD_TEXT=1`` puts prompts and outputs
+into it too. Nothing is ever waited for on an engine's thread, and the file is complete to a second
+ago at any time. It has no keyframes: they would need the state, which an engine's process does not
+have.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ _MOST_FILES: Final = 1_000
 class EngineRecording:
     """A consumer of a publisher (`Publisher.add_consumer`): records what is drained.
 
-    `header` says who speaks; it is asked again each time, because a process may turn out to be something else.
-    `on_error` gets one sentence when nothing is recorded, or no longer. Never raises.
+    `header` says who speaks; it is asked again each time, because a process may turn out to be
+    something else. `on_error` gets one sentence when nothing is recorded, or no longer. Never
+    raises.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class EngineRecording:
         if missing > 0 and events:
             events = [Gap(events[0].t, missing, "the engine's buffer overflowed"), *events]
         assert self.recorder is not None
-        self.recorder.write(Delivery(header.source, header if header is not self._told else None, events))
+        self.recorder.write(
+            Delivery(header.source, header if header is not self._told else None, events)
+        )
         self._told = header
 
     def close(self) -> None:
@@ -103,7 +107,8 @@ def from_environment(
 
 
 def path_of(wanted: Path, pid: int, number: int = 1) -> Path:
-    """Name of the file of process `pid`; the `number`-th one that it, or a former process of that number, writes."""
+    """Name of the file of process `pid`; the `number`-th one that it, or a former process of that
+    number, writes."""
     if wanted.is_dir():
         wanted = wanted / f"trace{SUFFIX}"
     again = f"-{number}" if number > 1 else ""
@@ -115,4 +120,7 @@ def _create(wanted: Path, with_text: bool, on_error: Callable[[str], None]) -> R
         path = path_of(wanted, os.getpid(), number)
         if not path.exists():
             return Recorder(path, with_text=with_text, on_error=on_error)
-    raise TraceFileError(f"cannot record to {path_of(wanted, os.getpid())}: there are {_MOST_FILES} such files already")
+    raise TraceFileError(
+        f"cannot record to {path_of(wanted, os.getpid())}: there are {_MOST_FILES} such files "
+        "already"
+    )

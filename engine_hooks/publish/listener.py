@@ -1,8 +1,10 @@
-"""The socket on which a traced process waits for viewers, kept in working order for the life of the process.
+"""The socket on which a traced process waits for viewers, kept in working order for the life of the
+process.
 
-Programs that turn themselves into daemons close all descriptors, and cleaners remove old files from /tmp: both are
-noticed (`intact`) and the socket is made again. Descriptors are compared with what they stood for before they are
-used or closed, since the program may by then have files of its own under the same numbers.
+Programs that turn themselves into daemons close all descriptors, and cleaners remove old files from
+/tmp: both are noticed (`intact`) and the socket is made again. Descriptors are compared with what
+they stood for before they are used or closed, since the program may by then have files of its own
+under the same numbers.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from engine_hooks.publish.viewer_queue import identity
 
 
 class Listener:
-    """A listening socket in `directory` (the default one when None). `path` is None while there is none."""
+    """A listening socket in `directory` (the default one when None). `path` is None while there is
+    none."""
 
     def __init__(self, directory: Path | None = None) -> None:
         self.path: Path | None = None
@@ -27,7 +30,8 @@ class Listener:
         self._path_identity: tuple[int, int] | None = None
 
     def open(self, token: str) -> socket.socket:
-        """Make the socket, named after this process and `token`. Raises SocketError when that cannot be."""
+        """Make the socket, named after this process and `token`. Raises SocketError when that
+        cannot be."""
         self.close()
         self.socket, self.path = listen(self._directory or default_directory(), os.getpid(), token)
         self._socket_identity = identity(self.socket)
@@ -37,10 +41,15 @@ class Listener:
     @property
     def intact(self) -> bool:
         """Whether it listens, and its path leads to it."""
-        return self.path is not None and self._owned() and _identity_of(self.path) == self._path_identity
+        return (
+            self.path is not None
+            and self._owned()
+            and _identity_of(self.path) == self._path_identity
+        )
 
     def accept(self) -> socket.socket | None:
-        """A viewer's connection, non-blocking; None when there is none after all, or it is another user's.
+        """A viewer's connection, non-blocking; None when there is none after all, or it is another
+        user's.
 
         Raises OSError when the system has no room for one, or the socket is no longer ours.
         """
@@ -57,8 +66,8 @@ class Listener:
         return connection
 
     def close(self, *, remove: bool = False) -> None:
-        """Stop listening. `remove` the path too, and wake whoever polls the socket: not for a forked child, which
-        shares both with its parent."""
+        """Stop listening. `remove` the path too, and wake whoever polls the socket: not for a
+        forked child, which shares both with its parent."""
         listener, self.socket = self.socket, None
         if listener is None:
             return

@@ -1,9 +1,11 @@
 """Engine side: one quiet thread that carries events from the buffer to whoever looks.
 
-It drains the buffer up to 20 times a second, remembers what a late viewer must be told (`engine_hooks.protocol.attach_state`) and sends
-frames to the viewers on a unix socket (`engine_hooks.protocol.sockets`) without ever waiting for one of them (`engine_hooks.publish.viewer_queue`).
-Without a viewer nothing is encoded. It shares the interpreter lock with the engine, so everything here is counted in
-microseconds a second; and it may not harm the engine, so whatever fails is caught, counted and left in `error`.
+It drains the buffer up to 20 times a second, remembers what a late viewer must be told
+(`engine_hooks.protocol.attach_state`) and sends frames to the viewers on a unix socket
+(`engine_hooks.protocol.sockets`) without ever waiting for one of them
+(`engine_hooks.publish.viewer_queue`). Without a viewer nothing is encoded. It shares the
+interpreter lock with the engine, so everything here is counted in microseconds a second; and it may
+not harm the engine, so whatever fails is caught, counted and left in `error`.
 """
 
 from __future__ import annotations
@@ -66,13 +68,19 @@ Consumer = Callable[[int, list[Event]], None]
 class Publisher:
     """Serves the events of one buffer to viewers.
 
-    `role` and `title` go into the header (`Header`); `directory` holds the socket, the default one when None; `run`
-    names the `tracer run` behind it. `header` says who speaks, `path` where (None while there is no socket), `error`
-    is one line about what failed last, empty when nothing did.
+    `role` and `title` go into the header (`Header`); `directory` holds the socket, the default one
+    when None; `run` names the `tracer run` behind it. `header` says who speaks, `path` where (None
+    while there is no socket), `error` is one line about what failed last, empty when nothing did.
     """
 
     def __init__(
-        self, buffer: EventBuffer, *, role: str, title: str, directory: Path | None = None, run: str = ""
+        self,
+        buffer: EventBuffer,
+        *,
+        role: str,
+        title: str,
+        directory: Path | None = None,
+        run: str = "",
     ) -> None:
         self.error = ""
         self._buffer = buffer
@@ -85,11 +93,13 @@ class Publisher:
         """State of a process in which nothing runs yet."""
         self._token = new_token()
         self.header = _header(role, title, run, self._token)
-        self._lock = threading.Lock()  # held while the thread works, so that a fork or `stop` finds nothing half done
+        # held while the thread works, so that a fork or `stop` finds nothing half done
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._door: socket.socket | None = None
         """The listening socket while it is looked after by the selector."""
-        self._selector = selectors.PollSelector()  # has no descriptor of its own that a daemon could close
+        # has no descriptor of its own that a daemon could close
+        self._selector = selectors.PollSelector()
         self._viewers: list[Outbox] = []
         self._fresh: list[Outbox] = []
         self._retained = Retained()
@@ -101,19 +111,23 @@ class Publisher:
         self._next_listen = 0.0
         self._guarded(self._record)
 
-    # --- for the engine's side ------------------------------------------------------------------------------------
+    # --- for the engine's side --------------------------------------------------------------------
 
     def start(self) -> None:
-        """Make the socket and start the thread. Does nothing the second time. Never raises: see `error`."""
+        """Make the socket and start the thread. Does nothing the second time. Never raises: see
+        `error`."""
         with self._lock:
             if self._thread is not None or self._stopping:
                 return
             self._guarded(self._ensure_listening, time.monotonic())
-            self._thread = threading.Thread(target=self._serve, name="tracer-publisher", daemon=True)
+            self._thread = threading.Thread(
+                target=self._serve, name="tracer-publisher", daemon=True
+            )
             self._guarded(self._thread.start)
 
     def stop(self, timeout: float = 2.0) -> None:
-        """Drain a last time, send what the viewers still take within `timeout` seconds, remove the socket.
+        """Drain a last time, send what the viewers still take within `timeout` seconds, remove the
+        socket.
 
         A viewer that makes no progress is given up after a quarter of a second. Never raises.
         """
@@ -128,7 +142,8 @@ class Publisher:
             if self._thread is not None:
                 self._guarded(self._beat)
                 self._guarded(self._drain)
-                self._guarded(self._accept, 0)  # who knocked a moment ago is let in for the last words
+                # who knocked a moment ago is let in for the last words
+                self._guarded(self._accept, 0)
                 self._guarded(self._flush_all, deadline)
             self._tell_consumers("close")
             self._close_sockets(remove=True)
@@ -145,7 +160,8 @@ class Publisher:
         self.header = msgspec.structs.replace(self.header, role=role, title=title)
 
     def add_consumer(self, consumer: Consumer) -> None:
-        """Hand every further drain to `consumer` as well, in the publisher's thread. One that raises is let go."""
+        """Hand every further drain to `consumer` as well, in the publisher's thread. One that
+        raises is let go."""
         self._consumers = [*self._consumers, consumer]
 
     @property
@@ -158,7 +174,7 @@ class Publisher:
         """How many viewers are attached."""
         return len(self._viewers) + len(self._fresh)
 
-    # --- the thread -----------------------------------------------------------------------------------------------
+    # --- the thread -------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         while not self._stopping:
@@ -182,11 +198,15 @@ class Publisher:
     def _guarded(self, work: Callable[..., object], *arguments: Any) -> None:
         try:
             work(*arguments)
-        except Exception as error:  # nothing that fails here may reach the engine, or end the thread
+        except (
+            Exception
+        ) as error:  # nothing that fails here may reach the engine, or end the thread
             self._note(error)
 
     def _note(self, error: Exception) -> None:
-        self.error = str(error) if isinstance(error, SocketError) else f"{type(error).__name__}: {error}"
+        self.error = (
+            str(error) if isinstance(error, SocketError) else f"{type(error).__name__}: {error}"
+        )
 
     def _period(self, moment: float) -> float:
         if not (self._viewers or self._fresh or self._consumers):
@@ -232,17 +252,20 @@ class Publisher:
 
     def _beat(self) -> None:
         stamp, last = now(), self._retained.last_step
-        beat = Heartbeat(stamp, time.process_time_ns(), _resident(), self._buffer.dropped, self._buffer.emitted)
+        beat = Heartbeat(
+            stamp, time.process_time_ns(), _resident(), self._buffer.dropped, self._buffer.emitted
+        )
         beat.step_age = stamp - last if last >= 0 else -1
         beat.threads = threading.active_count()
         self._buffer.emit(beat)
 
-    # --- recording ------------------------------------------------------------------------------------------------
+    # --- recording --------------------------------------------------------------------------------
 
     def _record(self) -> None:
         """Record what is drained, if the environment of this process asks for it."""
         if os.environ.get(RECORD):
-            from engine_hooks.publish.engine_recording import from_environment  # nothing of it is loaded otherwise
+            # nothing of it is loaded otherwise
+            from engine_hooks.publish.engine_recording import from_environment
 
             recording = from_environment(lambda: self.header, self._recording_failed)
             if recording is not None:
@@ -252,16 +275,18 @@ class Publisher:
         self._buffer.emit_lifecycle(HookFault(now(), "recording", sentence, 1, True))
 
     def _tell_consumers(self, what: str) -> None:
-        """Call `what` of the consumers that have it: ``close`` at the end, ``abandon`` in a forked child."""
+        """Call `what` of the consumers that have it: ``close`` at the end, ``abandon`` in a forked
+        child."""
         for consumer in self._consumers:
             self._guarded(getattr(consumer, what, lambda: None))
 
-    # --- viewers --------------------------------------------------------------------------------------------------
+    # --- viewers ----------------------------------------------------------------------------------
 
     def _accept(self, _mask: int) -> None:
         try:
             connection = self._listener.accept()
-        except OSError as error:  # out of descriptors, say: leave the door alone for a while, or it would ring for ever
+        except OSError as error:
+            # Out of descriptors, say: leave the door alone for a while, or it would ring for ever.
             self._note(error)
             if self._door is not None:
                 self._selector.unregister(self._door)
@@ -274,13 +299,16 @@ class Publisher:
             return
         viewer = Outbox(connection)
         viewer.put_first([encode(Hello(self.header))])
-        self._selector.register(connection, selectors.EVENT_READ, functools.partial(self._attend, viewer))
+        self._selector.register(
+            connection, selectors.EVENT_READ, functools.partial(self._attend, viewer)
+        )
         self._fresh.append(viewer)
         self._flush(viewer)
         self._next_drain = min(self._next_drain, time.monotonic() + PERIOD)
 
     def _tell_all(self, viewer: Outbox) -> None:
-        """Queue the snapshot. Not at once but with the next drain: whoever only asks for the header is gone by then."""
+        """Queue the snapshot. Not at once but with the next drain: whoever only asks for the header
+        is gone by then."""
         viewer.put_first(_frames(self._next_seq, self._retained.snapshot(), snapshot=True))
 
     def _attend(self, viewer: Outbox, mask: int) -> None:
@@ -310,7 +338,9 @@ class Publisher:
         """Send what is left, as long as it moves."""
         for viewer in self._fresh:
             self._guarded(self._tell_all, viewer)
-        left = [viewer for viewer in [*self._viewers, *self._fresh] if viewer.flush() and viewer.waiting]
+        left = [
+            viewer for viewer in [*self._viewers, *self._fresh] if viewer.flush() and viewer.waiting
+        ]
         stalled = time.monotonic() + _STALLED
         while left and (moment := time.monotonic()) < min(deadline, stalled):
             poll = select.poll()
@@ -320,10 +350,11 @@ class Publisher:
                 stalled = time.monotonic() + _STALLED
                 left = [viewer for viewer in left if viewer.flush() and viewer.waiting]
 
-    # --- the socket -----------------------------------------------------------------------------------------------
+    # --- the socket -------------------------------------------------------------------------------
 
     def _ensure_listening(self, moment: float) -> None:
-        """Make the socket, or make it again when its descriptor was closed or its file removed under us."""
+        """Make the socket, or make it again when its descriptor was closed or its file removed
+        under us."""
         if self._door is not None and self._listener.intact:
             return
         if moment < self._next_listen:
@@ -332,7 +363,9 @@ class Publisher:
         if self._door is not None:
             self._selector.unregister(self._door)
             self._door = None
-        self._door = door = self._listener.socket if self._listener.intact else self._listener.open(self._token)
+        self._door = door = (
+            self._listener.socket if self._listener.intact else self._listener.open(self._token)
+        )
         assert door is not None
         self._selector.register(door, selectors.EVENT_READ, self._accept)
         self._next_listen = 0.0
@@ -344,10 +377,11 @@ class Publisher:
             viewer.close()
         self._viewers, self._fresh = [], []
 
-    # --- fork -----------------------------------------------------------------------------------------------------
+    # --- fork -------------------------------------------------------------------------------------
 
     def _after_fork_in_child(self) -> None:
-        """Become the publisher of a new process: nothing of the parent's, and no thread until there is an event."""
+        """Become the publisher of a new process: nothing of the parent's, and no thread until there
+        is an event."""
         self._close_sockets(remove=False)
         self._lock = threading.Lock()
         if self._stopping:
@@ -360,16 +394,19 @@ class Publisher:
 
     def _start_in_child(self) -> None:
         self.start()
-        # A child of multiprocessing ends without atexit, but runs these; the module is there if it is one.
+        # A child of multiprocessing ends without atexit, but runs these; the module is there if it
+        # is one.
         util = sys.modules.get("multiprocessing.util")
         if util is not None:
             util.Finalize(None, self.stop, exitpriority=0)
 
 
 def publish(buffer: EventBuffer, *, role: str, title: str) -> Publisher:
-    """Start a publisher that lives as long as the process: it survives a fork and is stopped at exit.
+    """Start a publisher that lives as long as the process: it survives a fork and is stopped at
+    exit.
 
-    A forked child publishes its own events, numbered anew, under a new source id and socket, from its first event on.
+    A forked child publishes its own events, numbered anew, under a new source id and socket, from
+    its first event on.
     """
     publisher = Publisher(buffer, role=role, title=title, run=os.environ.get(RUN, ""))
     _register_fork_hooks()
@@ -385,7 +422,11 @@ _held: Final[list[threading.Lock]] = []
 
 @functools.cache
 def _register_fork_hooks() -> None:
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )
 
 
 def _before_fork() -> None:
@@ -417,10 +458,18 @@ def _frames(seq: int, events: list[Event], *, snapshot: bool = False) -> list[by
 def _header(role: str, title: str, run: str, token: str) -> Header:
     host = socket.gethostname()
     return Header(
-        schema=SCHEMA_VERSION, source=f"{host}:{os.getpid()}:{token}", pid=os.getpid(), role=role, title=title,
-        host=host, boot_id=boot_id(), anchor=ClockAnchor.take(), hooks_version=__version__,
-        parent=os.getppid(), run=run,
-    )  # fmt: skip
+        schema=SCHEMA_VERSION,
+        source=f"{host}:{os.getpid()}:{token}",
+        pid=os.getpid(),
+        role=role,
+        title=title,
+        host=host,
+        boot_id=boot_id(),
+        anchor=ClockAnchor.take(),
+        hooks_version=__version__,
+        parent=os.getppid(),
+        run=run,
+    )
 
 
 def _resident() -> int:

@@ -1,9 +1,9 @@
 """Frames on their way to one viewer, which may read them slowly or not at all.
 
-The engine never waits for a viewer and never grows because of one: the queue is bounded in bytes, and beyond its
-room the oldest whole frames go. The viewer sees the loss in the sequence numbers of what follows. What a viewer must
-have to understand the rest (who speaks, and the snapshot) is kept apart, sent first and never dropped; its size is
-bounded by `engine_hooks.protocol.attach_state`.
+The engine never waits for a viewer and never grows because of one: the queue is bounded in bytes,
+and beyond its room the oldest whole frames go. The viewer sees the loss in the sequence numbers of
+what follows. What a viewer must have to understand the rest (who speaks, and the snapshot) is kept
+apart, sent first and never dropped; its size is bounded by `engine_hooks.protocol.attach_state`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,28 @@ from collections.abc import Iterable
 from typing import Final
 
 ROOM: Final = 8 * 1024 * 1024
-"""Bytes of frames that may wait for one viewer: over a minute of a busy engine. Beyond it the oldest go."""
+"""Bytes of frames that may wait for one viewer: over a minute of a busy engine. Beyond it the
+oldest go."""
 
 PATIENCE: Final = 64 * 1024
-"""Bytes that a viewer may send us, which has nothing to say, before it is taken for something else."""
+"""Bytes that a viewer may send us, which has nothing to say, before it is taken for something
+else."""
 
 
 class Outbox:
     """Queue and connection of one viewer."""
 
-    __slots__ = ("_first", "_frames", "_identity", "_partial", "_room", "_said", "_waiting", "connection", "dropped")
+    __slots__ = (
+        "_first",
+        "_frames",
+        "_identity",
+        "_partial",
+        "_room",
+        "_said",
+        "_waiting",
+        "connection",
+        "dropped",
+    )
 
     def __init__(self, connection: socket.socket, room: int = ROOM) -> None:
         self.connection = connection
@@ -112,8 +124,8 @@ class Outbox:
 def identity(connection: socket.socket) -> tuple[int, int] | None:
     """Which open socket the descriptor stands for, None when for none.
 
-    A program that turns itself into a daemon closes all descriptors, ours included, and may open files of its own
-    under the same numbers: whoever writes compares first.
+    A program that turns itself into a daemon closes all descriptors, ours included, and may open
+    files of its own under the same numbers: whoever writes compares first.
     """
     try:
         found = os.fstat(connection.fileno())

@@ -1,9 +1,10 @@
-"""The SGLang adapter, on that engine's own hook registry (``sglang.srt.plugins``). **Not run against a live server**:
-its kernels need a GPU; the places are those of its source (0.5.15).
+"""The SGLang adapter, on that engine's own hook registry (``sglang.srt.plugins``). **Not run
+against a live server**: its kernels need a GPU; the places are those of its source (0.5.15).
 
-Inert unless ``TRACER=1``. SGLang loads it in each of its processes; the hooks of a process's role are the ones that get
-called there. Steps are whole: their parts lie inside CUDA graphs. For a server that cannot load plugins,
-`tracer.export.imports.spans` reads the spans that it writes itself.
+Inert unless ``TRACER=1``. SGLang loads it in each of its processes; the hooks of a process's role
+are the ones that get called there. Steps are whole: their parts lie inside CUDA graphs. For a
+server that cannot load plugins, `tracer.export.imports.spans` reads the spans that it writes
+itself.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ OPEN_ROOM: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A dotted path, the stages that fall away without it, the parameters that are relied on, and our hook, called as
-    ``hook(original, *args, **kwargs)``."""
+    """A dotted path, the stages that fall away without it, the parameters that are relied on, and
+    our hook, called as ``hook(original, *args, **kwargs)``."""
 
     path: str
     stages: tuple[int, ...]
@@ -73,17 +74,31 @@ class SglangHooks:
         """The places, each with the stages that depend on it."""
         admission, prefill, decode = Stage.ADMISSION, Stage.PREFILL, Stage.DECODE
         return [
-            Place(_TOKENIZER + "generate_request", (Stage.RECEIVE, Stage.STREAM), ("obj",), self._generate),
-            Place(_TOKENIZER + "_tokenize_one_request", (Stage.TOKENISE,), ("obj",), self._tokenise),
+            Place(
+                _TOKENIZER + "generate_request",
+                (Stage.RECEIVE, Stage.STREAM),
+                ("obj",),
+                self._generate,
+            ),
+            Place(
+                _TOKENIZER + "_tokenize_one_request", (Stage.TOKENISE,), ("obj",), self._tokenise
+            ),
             Place(_SCHEDULER + "_add_request_to_queue", (admission,), ("req",), self._queue),
-            Place(_SCHEDULER + "get_next_batch_to_run", (admission, prefill, decode), (), self._choose),
+            Place(
+                _SCHEDULER + "get_next_batch_to_run", (admission, prefill, decode), (), self._choose
+            ),
             Place(_SCHEDULER + "run_batch", (), ("batch",), self._launch),
-            Place(_SCHEDULER + "process_batch_result", (prefill, decode, Stage.TEARDOWN), ("batch", "result"),
-                  self._result),
-        ]  # fmt: skip
+            Place(
+                _SCHEDULER + "process_batch_result",
+                (prefill, decode, Stage.TEARDOWN),
+                ("batch", "result"),
+                self._result,
+            ),
+        ]
 
     def install(self, registry: Any, around: Any) -> None:
-        """Register every hook whose place is as we know it with the engine's `registry`; `around` is its hook type."""
+        """Register every hook whose place is as we know it with the engine's `registry`; `around`
+        is its hook type."""
         for place in self.table():
             try:
                 lacking = lacking_parameters(pkgutil.resolve_name(_colon(place.path)), place.needs)
@@ -91,13 +106,20 @@ class SglangHooks:
                 self.patches.misses[place.path] = f"not found in this version: {error}"
                 continue
             if lacking:
-                self.patches.misses[place.path] = f"its parameters changed: {', '.join(lacking)} missing"
+                self.patches.misses[place.path] = (
+                    f"its parameters changed: {', '.join(lacking)} missing"
+                )
                 continue
             registry.register(place.path, self._guarded(place), around)
 
     def tell_coverage(self, stages: tuple[int, ...]) -> None:
         """Say how `stages` are measured in this process."""
-        lost = {s: (p.path, why) for p in self.table() if (why := self.patches.misses.get(p.path)) for s in p.stages}
+        lost = {
+            s: (p.path, why)
+            for p in self.table()
+            if (why := self.patches.misses.get(p.path))
+            for s in p.stages
+        }
         held = {s: p.path for p in self.table() for s in p.stages}
         for stage in stages:
             if stage in lost:
@@ -105,10 +127,13 @@ class SglangHooks:
             elif stage in held:
                 self.voice.cover(Stage(stage), "measured", held[stage], _LABEL)
             else:
-                self.voice.cover(Stage(stage), "unavailable", "", "SGLang runs it inside a CUDA graph")
+                self.voice.cover(
+                    Stage(stage), "unavailable", "", "SGLang runs it inside a CUDA graph"
+                )
 
     def _guarded(self, place: Place) -> Callable[..., Any]:
-        """Our hook, out of the way once it failed too often. What the engine's function raises passes."""
+        """Our hook, out of the way once it failed too often. What the engine's function raises
+        passes."""
 
         def hook(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if self.patches.disabled(place.path):
@@ -145,7 +170,8 @@ class SglangHooks:
         return stream()
 
     def _received(self, path: str, obj: Any) -> int:
-        """The number of a single request, 0 for a list of them (its parts are seen by the scheduler)."""
+        """The number of a single request, 0 for a list of them (its parts are seen by the
+        scheduler)."""
         at = now()
         if not isinstance(getattr(obj, "rid", None), str):
             return 0
@@ -156,7 +182,9 @@ class SglangHooks:
         self.voice.emit_lifecycle(events.Received(at, key, obj.rid, "sglang", "", "", streaming))
         return key
 
-    async def _tokenise(self, path: str, original: Any, manager: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+    async def _tokenise(
+        self, path: str, original: Any, manager: Any, obj: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         begin = now()
         result = await original(manager, obj, *args, **kwargs)
         self._tell(path, self._tokenised, obj, result, begin)
@@ -176,7 +204,9 @@ class SglangHooks:
 
     # --- the scheduler's process ---
 
-    def _queue(self, path: str, original: Any, scheduler: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    def _queue(
+        self, path: str, original: Any, scheduler: Any, req: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         retracted = bool(kwargs.get("is_retracted", args[0] if args else False))
         self._tell(path, self._queued, req, retracted)
         return original(scheduler, req, *args, **kwargs)
@@ -194,7 +224,13 @@ class SglangHooks:
             return
         limit = getattr(req.sampling_params, "max_new_tokens", None)
         self.voice.emit_lifecycle(
-            events.Queued(now(), key, req.rid, len(req.origin_input_ids), limit if isinstance(limit, int) else -1)
+            events.Queued(
+                now(),
+                key,
+                req.rid,
+                len(req.origin_input_ids),
+                limit if isinstance(limit, int) else -1,
+            )
         )
 
     def _choose(self, path: str, original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -218,12 +254,16 @@ class SglangHooks:
         if len(self.open) > OPEN_ROOM:
             self.open.popleft()
 
-    def _launch(self, path: str, original: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def _launch(
+        self, path: str, original: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         if self.open and self.open[-1].launched < 0:
             self.open[-1].launched = now()
         return original(scheduler, batch, *args, **kwargs)
 
-    def _result(self, path: str, original: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def _result(
+        self, path: str, original: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         step = self.open.popleft() if self.open else None
         before = {} if step is None else {key: len(req.output_ids) for req, key, _ in step.requests}
         outcome = original(scheduler, batch, *args, **kwargs)
@@ -241,17 +281,35 @@ class SglangHooks:
         keys = {key for _, key, _ in step.requests}
         self.count += 1
         launched = step.launched - begin if step.launched >= begin else -1
-        event = events.Step(begin, self.count, step.scheduled - begin, launched, token=end - begin, end=end - begin)
+        event = events.Step(
+            begin, self.count, step.scheduled - begin, launched, token=end - begin, end=end - begin
+        )
         event.batch, event.tokens = len(keys), sum(scheduled for _, _, scheduled in step.requests)
-        event.joined, event.left = pack_u32(sorted(keys - self.members)), pack_u32(sorted(self.members - keys))
-        event.odd, event.preempted, event.timing = pack_u32(odd), self.preempted, events.Timing.LAUNCH
+        event.joined, event.left = (
+            pack_u32(sorted(keys - self.members)),
+            pack_u32(sorted(self.members - keys)),
+        )
+        event.odd, event.preempted, event.timing = (
+            pack_u32(odd),
+            self.preempted,
+            events.Timing.LAUNCH,
+        )
         self.members = keys
         self.voice.emit(event)
         for req, key, _ in step.requests:
             if req.finished() and self.voice.known(req.rid):
-                reason = getattr(req.finished_reason, "type", None) or type(req.finished_reason).__name__
+                reason = (
+                    getattr(req.finished_reason, "type", None) or type(req.finished_reason).__name__
+                )
                 self.voice.emit_lifecycle(
-                    events.Finished(end, key, str(reason)[:40], len(req.output_ids), "", len(req.origin_input_ids))
+                    events.Finished(
+                        end,
+                        key,
+                        str(reason)[:40],
+                        len(req.output_ids),
+                        "",
+                        len(req.origin_input_ids),
+                    )
                 )
                 self.voice.emit_lifecycle(events.Released(now(), key))
                 self.voice.drop(req.rid, ENGINE)
@@ -272,10 +330,7 @@ def register() -> None:
     if os.environ.get("TRACER") != "1" or _hooks is not None:
         return
     try:
-        from sglang.srt.plugins.hook_registry import (  # type: ignore[import-not-found,unused-ignore]
-            HookRegistry,
-            HookType,
-        )
+        from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # type: ignore[import-not-found,unused-ignore]
 
         _hooks = SglangHooks(emitter())
         _hooks.install(HookRegistry, HookType.AROUND)

@@ -1,7 +1,8 @@
 """Hooks for transformers' continuous batching: the engine's half (stages 4-9, 11, 12).
 
-`TESTED` are the versions that the tests ran on. Outside them the hooks go in all the same as far as their signatures
-hold, with a warning on screen. The front end's half (stages 1-3, 10) is in `transformers_serve`.
+`TESTED` are the versions that the tests ran on. Outside them the hooks go in all the same as far as
+their signatures hold, with a warning on screen. The front end's half (stages 1-3, 10) is in
+`transformers_serve`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ _CB: Final = "transformers.generation.continuous_batching."
 _SAMPLE: Final = _CB + "model_runner:ModelRunner._sample"
 _COMPILED: Final = "torch.compile: hooks inside the compiled pass would break it"
 _MARK: Final = "_tracer"
-_MARKED: Final = ("scheduler", "cache", "offloading_manager", "model_runner", "inputs_and_outputs", "output_router")
+_MARKED: Final = (
+    "scheduler",
+    "cache",
+    "offloading_manager",
+    "model_runner",
+    "inputs_and_outputs",
+    "output_router",
+)
 
 
 class EngineHooks:
@@ -75,51 +83,116 @@ class EngineHooks:
         scheduler = _CB + "scheduler:Scheduler."
         cache = _CB + "cache:PagedAttentionCache."
         rows = [
-            Hook(manager + "add_request", (admission,), ("input_ids", "request_id"),
-                 before=self._add_begins, after=self._add_ended),
+            Hook(
+                manager + "add_request",
+                (admission,),
+                ("input_ids", "request_id"),
+                before=self._add_begins,
+                after=self._add_ended,
+            ),
             Hook(manager + "_create_batch_processor", (), after=self._created),
             Hook(manager + "_handle_critical_error", (), ("error",), before=self._died),
             Hook(manager + "_run_generation_loop", (), after=self._loop_ended),
-            Hook(processor + "prepare_next_batch", (decode, kv), before=self._prepare, after=self._prepared),
-            Hook(processor + "update_batch", (decode, sample), before=self._update, after=self._updated,
-                 failed=self._update_failed),
+            Hook(
+                processor + "prepare_next_batch",
+                (decode, kv),
+                before=self._prepare,
+                after=self._prepared,
+            ),
+            Hook(
+                processor + "update_batch",
+                (decode, sample),
+                before=self._update,
+                after=self._updated,
+                failed=self._update_failed,
+            ),
             Hook(scheduler + "add_waiting_request", (admission,), ("state",), before=self._waiting),
-            Hook(scheduler + "_process_candidates", (kv, admission), ("candidates",),
-                 before=self._candidates, after=self._chosen, failed=self._candidates_failed),
-            Hook(scheduler + "finish_request", (Stage.TEARDOWN,), ("request_id",),
-                 before=self._finish, after=self._finish_ended),
-            Hook(scheduler + "clear_cancelled_requests", (Stage.TEARDOWN,),
-                 before=self._cancel, after=self._cancelled),
-            Hook(cache + "search_prefix_match", (kv,), ("request_id",), before=_stamp, after=self._looked_up),
+            Hook(
+                scheduler + "_process_candidates",
+                (kv, admission),
+                ("candidates",),
+                before=self._candidates,
+                after=self._chosen,
+                failed=self._candidates_failed,
+            ),
+            Hook(
+                scheduler + "finish_request",
+                (Stage.TEARDOWN,),
+                ("request_id",),
+                before=self._finish,
+                after=self._finish_ended,
+            ),
+            Hook(
+                scheduler + "clear_cancelled_requests",
+                (Stage.TEARDOWN,),
+                before=self._cancel,
+                after=self._cancelled,
+            ),
+            Hook(
+                cache + "search_prefix_match",
+                (kv,),
+                ("request_id",),
+                before=_stamp,
+                after=self._looked_up,
+            ),
             Hook(cache + "evict_cached_blocks", (), before=self._evict, after=self._evicted),
-            Hook(_CB + "cache_allocators.cache_allocator:CacheAllocator.mark_complete_blocks", (), ("request_id",),
-                 after=self._completed),
-            Hook(_CB + "offloading_manager:OffloadingManager.offload_requests", (),
-                 before=self._offload, after=self._offloaded, failed=self._offload_failed),
-            Hook(_CB + "model_runner:ModelRunner.compute_batch", (Stage.PREFILL, decode), ("model", "batch_data"),
-                 before=self._launch, after=self._launched, failed=self._launch_failed),
+            Hook(
+                _CB + "cache_allocators.cache_allocator:CacheAllocator.mark_complete_blocks",
+                (),
+                ("request_id",),
+                after=self._completed,
+            ),
+            Hook(
+                _CB + "offloading_manager:OffloadingManager.offload_requests",
+                (),
+                before=self._offload,
+                after=self._offloaded,
+                failed=self._offload_failed,
+            ),
+            Hook(
+                _CB + "model_runner:ModelRunner.compute_batch",
+                (Stage.PREFILL, decode),
+                ("model", "batch_data"),
+                before=self._launch,
+                after=self._launched,
+                failed=self._launch_failed,
+            ),
             Hook(_SAMPLE, (sample,), ("scores",), after=self._sampled),
-            Hook(_CB + "continuous_api:OutputRouter.fail_and_deliver", (), ("state", "error"), before=self._failed),
-            Hook(_CB + "continuous_api:OutputRouter.deliver_batch", (Stage.STREAM,), ("outputs",),
-                 after=self._delivered),
-        ]  # fmt: skip
+            Hook(
+                _CB + "continuous_api:OutputRouter.fail_and_deliver",
+                (),
+                ("state", "error"),
+                before=self._failed,
+            ),
+            Hook(
+                _CB + "continuous_api:OutputRouter.deliver_batch",
+                (Stage.STREAM,),
+                ("outputs",),
+                after=self._delivered,
+            ),
+        ]
         for ios in ("ContinuousBatchingIOs", "ContinuousBatchingAsyncIOs"):
             path = f"{_CB}input_outputs:{ios}.prepare_batch_update"
             rows.append(Hook(path, (sample,), after=self._tokens_known))
         return rows
 
     def tell_coverage(self, *, graph: int) -> None:
-        """Say for each of the engine's stages how it is measured, with the reason where it is not."""
+        """Say for each of the engine's stages how it is measured, with the reason where it is
+        not."""
         lost: dict[int, tuple[str, str]] = {}
         for hook in self.table():
             if reason := self.patches.misses.get(hook.path):
                 for stage in hook.stages:
                     lost[stage] = (hook.path, reason)
-        why = {1: "CUDA graph: module hooks do not run when it is replayed", 2: _COMPILED}.get(graph, "")
+        why = {1: "CUDA graph: module hooks do not run when it is replayed", 2: _COMPILED}.get(
+            graph, ""
+        )
         parts = {Stage.EMBED: "embed", Stage.PREFILL: "layers", Stage.LM_HEAD: "logits"}
         missing = next(iter(self.marks.values())).missing if self.marks else {}
         named = {
-            Stage.ADMISSION: "ContinuousBatchingManager.add_request → Scheduler._process_candidates",
+            Stage.ADMISSION: (
+                "ContinuousBatchingManager.add_request → Scheduler._process_candidates"
+            ),
             Stage.KV_ALLOC: "PagedAttentionCache.search_prefix_match, .can_store_request_tokens",
             Stage.EMBED: "get_input_embeddings() → first layer",
             Stage.PREFILL: "first layer → last layer",
@@ -134,7 +207,12 @@ class EngineHooks:
             elif why and stage in (Stage.EMBED, Stage.LM_HEAD, Stage.SAMPLE):
                 self.voice.cover(stage, "unavailable", path, why)
             elif why and stage is Stage.PREFILL:
-                self.voice.cover(stage, "measured", "ModelRunner.compute_batch", f"one span, head included: {why}")
+                self.voice.cover(
+                    stage,
+                    "measured",
+                    "ModelRunner.compute_batch",
+                    f"one span, head included: {why}",
+                )
             elif stage in parts and parts[stage] in missing:
                 self.voice.cover(stage, "unavailable", path, missing[parts[stage]])
             else:
@@ -147,7 +225,8 @@ class EngineHooks:
             self.voice.cover(Stage.STREAM, "measured", "OutputRouter.deliver_batch")
 
     def adopt(self, target: Any) -> None:
-        """A model or manager that may be running already: tell its facts without waiting for a new batch processor."""
+        """A model or manager that may be running already: tell its facts without waiting for a new
+        batch processor."""
         manager = getattr(target, "_cached_continuous_batching_manager", target)
         if getattr(manager, "batch_processor", None) is not None:
             self._created(None, manager.batch_processor, manager)
@@ -175,11 +254,14 @@ class EngineHooks:
         at = now()
         if not isinstance(rid, str) or not self.voice.held(rid):
             return at, None
-        # From here on the engine has it: a client that hangs up before the queue is read does not make it another one.
+        # From here on the engine has it: a client that hangs up before the queue is read does not
+        # make it another one.
         self.voice.hold(rid, ENGINE)
         return at, rid
 
-    def _add_ended(self, token: tuple[int, str | None] | None, rid: Any, *args: Any, **kwargs: Any) -> None:
+    def _add_ended(
+        self, token: tuple[int, str | None] | None, rid: Any, *args: Any, **kwargs: Any
+    ) -> None:
         if token is not None and token[1] is not None and rid is None:
             self.voice.drop(token[1], ENGINE)  # the engine takes no more
         if token is None or token[1] is not None or not isinstance(rid, str):
@@ -188,7 +270,11 @@ class EngineHooks:
         ids = kwargs.get("input_ids", args[1] if len(args) > 1 else ())
         key = self.voice.key(rid)
         emit = self.voice.emit_lifecycle
-        emit(events.Received(at, key, rid, "add_request", "", "", int(bool(kwargs.get("streaming", False))), True))
+        emit(
+            events.Received(
+                at, key, rid, "add_request", "", "", int(bool(kwargs.get("streaming", False))), True
+            )
+        )
         emit(events.End(ended, key, Stage.RECEIVE, 4 * len(ids)))
         emit(events.Begin(ended, key, Stage.ADMISSION))
         emit(events.Prompt(ended, key, "", -1, events.pack_u32(ids[:IDS_KEPT]), len(ids)))
@@ -226,7 +312,9 @@ class EngineHooks:
     def _died(self, _manager: Any, error: BaseException, *_args: Any, **_kwargs: Any) -> None:
         self.voice.status("dead", f"{type(error).__name__}: {error}"[:500])
 
-    def _loop_ended(self, _token: Any, _result: Any, manager: Any, *_args: Any, **_kwargs: Any) -> None:
+    def _loop_ended(
+        self, _token: Any, _result: Any, manager: Any, *_args: Any, **_kwargs: Any
+    ) -> None:
         if manager.background_thread_status.fatal_error is None:
             self.voice.status("stopped")
 
@@ -249,7 +337,8 @@ class EngineHooks:
     def _candidates(self, scheduler: Any, *_args: Any, **_kwargs: Any) -> StepRecorder | None:
         recorder: StepRecorder | None = vars(scheduler).get(_MARK)
         if recorder is not None and recorder.pending:
-            # Only while somebody waits is each allocation timed: the other steps pay nothing for it.
+            # Only while somebody waits is each allocation timed: the other steps pay nothing for
+            # it.
             cache = scheduler.cache
             original = type(cache).can_store_request_tokens.__get__(cache)
 
@@ -260,21 +349,29 @@ class EngineHooks:
                     try:
                         recorder.allocated(state.request_id, at, fits)
                     except Exception as error:
-                        self.patches.fault(_CB + "cache:PagedAttentionCache.can_store_request_tokens", error)
+                        self.patches.fault(
+                            _CB + "cache:PagedAttentionCache.can_store_request_tokens", error
+                        )
                 return fits
 
             cache.can_store_request_tokens = timed
         return recorder
 
-    def _chosen(self, recorder: StepRecorder | None, result: Any, scheduler: Any, *_args: Any, **_kw: Any) -> None:
+    def _chosen(
+        self, recorder: StepRecorder | None, result: Any, scheduler: Any, *_args: Any, **_kw: Any
+    ) -> None:
         vars(scheduler.cache).pop("can_store_request_tokens", None)
         if recorder is not None:
             recorder.batch_chosen(result[0])
 
-    def _candidates_failed(self, _token: Any, _error: BaseException, scheduler: Any, *_args: Any, **_kw: Any) -> None:
+    def _candidates_failed(
+        self, _token: Any, _error: BaseException, scheduler: Any, *_args: Any, **_kw: Any
+    ) -> None:
         vars(scheduler.cache).pop("can_store_request_tokens", None)
 
-    def _looked_up(self, at: int | None, matched: int, cache: Any, request_id: str, *_args: Any, **_kw: Any) -> None:
+    def _looked_up(
+        self, at: int | None, matched: int, cache: Any, request_id: str, *_args: Any, **_kw: Any
+    ) -> None:
         recorder: StepRecorder | None = vars(cache).get(_MARK)
         if recorder is not None and at is not None:
             recorder.lookup(request_id, at, matched)
@@ -323,8 +420,15 @@ class EngineHooks:
             step.sampled = now()
         recorder.current = None
 
-    def _launch_failed(self, recorder: StepRecorder | None, _error: BaseException, _runner: Any, model: Any,
-                       *_args: Any, **_kwargs: Any) -> None:  # fmt: skip
+    def _launch_failed(
+        self,
+        recorder: StepRecorder | None,
+        _error: BaseException,
+        _runner: Any,
+        model: Any,
+        *_args: Any,
+        **_kwargs: Any,
+    ) -> None:
         if recorder is not None and recorder.graph == 0:
             self._marks(model).leave()
 
@@ -342,7 +446,9 @@ class EngineHooks:
         if recorder is not None:
             recorder.update_ended()
 
-    def _update_failed(self, recorder: StepRecorder | None, _error: BaseException, _processor: Any) -> None:
+    def _update_failed(
+        self, recorder: StepRecorder | None, _error: BaseException, _processor: Any
+    ) -> None:
         if recorder is not None:
             recorder.updating = None
 
@@ -371,7 +477,9 @@ class EngineHooks:
         if recorder is not None:
             recorder.failed(state, error)
 
-    def _completed(self, _token: Any, _result: Any, allocator: Any, request_id: str, *_args: Any, **_kw: Any) -> None:
+    def _completed(
+        self, _token: Any, _result: Any, allocator: Any, request_id: str, *_args: Any, **_kw: Any
+    ) -> None:
         for processor in list(self._processors):
             recorder: StepRecorder = vars(processor)[_MARK]
             if recorder.allocator is allocator:
@@ -396,7 +504,9 @@ class EngineHooks:
         if recorder is not None:
             recorder.offloading = False
 
-    def _offload_failed(self, recorder: StepRecorder | None, _error: BaseException, _manager: Any) -> None:
+    def _offload_failed(
+        self, recorder: StepRecorder | None, _error: BaseException, _manager: Any
+    ) -> None:
         if recorder is not None:
             recorder.offloading = False
 

@@ -11,19 +11,24 @@ from engine_hooks.protocol.clock import now
 
 
 def engine(model: Any, processor: Any, tested: tuple[str, ...]) -> events.Engine:
-    """The facts of `processor` running `model`. Sizes in tokens, blocks and bytes as in `events.Engine`."""
+    """The facts of `processor` running `model`. Sizes in tokens, blocks and bytes as in
+    `events.Engine`."""
     config = processor.config
     cache = processor.cache
     allocator = next(iter(cache.cache_allocators.values()))
     version = metadata.version("transformers")
     warnings = []
     if not version.startswith(tested):
-        warnings.append(f"transformers {version} is not among the tested versions ({', '.join(tested)})")
+        warnings.append(
+            f"transformers {version} is not among the tested versions ({', '.join(tested)})"
+        )
     if len(cache.cache_allocators) > 1:
         kinds = ", ".join(cache.cache_allocators)
         warnings.append(f"several kinds of cache ({kinds}): block figures are those of the first")
     if processor.input_queue is None:
-        warnings.append("a tensor-parallel rank that does not drive: requests are told by the driver")
+        warnings.append(
+            "a tensor-parallel rank that does not drive: requests are told by the driver"
+        )
     parameters = list(model.parameters())
     runner = processor.model_runner
     heads = getattr(config, "num_attention_heads", -1)
@@ -34,7 +39,9 @@ def engine(model: Any, processor: Any, tested: tuple[str, ...]) -> events.Engine
         t=now(),
         name="transformers",
         version=version,
-        model=model_name(getattr(model.config, "_name_or_path", "") or getattr(model, "name_or_path", "")),
+        model=model_name(
+            getattr(model.config, "_name_or_path", "") or getattr(model, "name_or_path", "")
+        ),
         dtype=str(processor.model_dtype).removeprefix("torch."),
         device=str(processor.model_device),
         num_blocks=allocator.num_blocks,

@@ -1,4 +1,5 @@
-"""Hooks for `transformers serve`: the front end's half (stages 1-3 and 10), on the server's event loop."""
+"""Hooks for `transformers serve`: the front end's half (stages 1-3 and 10), on the server's event
+loop."""
 
 from __future__ import annotations
 
@@ -48,38 +49,89 @@ class ServerHooks:
         self.tell_coverage()
 
     def remove(self) -> None:
-        """Take the hooks out. A server that is up keeps our middleware, which then finds nothing to tell."""
+        """Take the hooks out. A server that is up keeps our middleware, which then finds nothing to
+        tell."""
         self.patches.remove()
 
     def table(self) -> list[Hook]:
         """The places, each with the stages that depend on it."""
         rows = [
-            Hook(_SERVING + "server:build_server", (Stage.RECEIVE, Stage.STREAM), after=self._built),
-            Hook(_SERVING + "utils:BaseHandler._validate_request", (Stage.RECEIVE,), ("body",), after=self._validated),
-            Hook("transformers.tokenization_utils_base:render_jinja_template", (Stage.TEMPLATE,),
-                 before=self._render, after=self._rendered),
-            Hook("transformers.processing_utils:render_jinja_template", (),
-                 before=self._render, after=self._rendered),
-            Hook("transformers.tokenization_utils_base:PreTrainedTokenizerBase.__call__", (Stage.TOKENISE,),
-                 before=self._tokenise, after=self._tokenised),
-            Hook(_SERVING + "utils:CBStreamer.put", (Stage.STREAM,), ("output",), before=_start, after=self._put),
-            Hook(_SERVING + "utils:CBGenerateManager.generate_streaming", (Stage.ADMISSION,), before=self._handed),
-            Hook(_SERVING + "utils:CBGenerateManager.generate_non_streaming", (Stage.ADMISSION,), before=self._handed,
-                 is_async=True),
-        ]  # fmt: skip
+            Hook(
+                _SERVING + "server:build_server", (Stage.RECEIVE, Stage.STREAM), after=self._built
+            ),
+            Hook(
+                _SERVING + "utils:BaseHandler._validate_request",
+                (Stage.RECEIVE,),
+                ("body",),
+                after=self._validated,
+            ),
+            Hook(
+                "transformers.tokenization_utils_base:render_jinja_template",
+                (Stage.TEMPLATE,),
+                before=self._render,
+                after=self._rendered,
+            ),
+            Hook(
+                "transformers.processing_utils:render_jinja_template",
+                (),
+                before=self._render,
+                after=self._rendered,
+            ),
+            Hook(
+                "transformers.tokenization_utils_base:PreTrainedTokenizerBase.__call__",
+                (Stage.TOKENISE,),
+                before=self._tokenise,
+                after=self._tokenised,
+            ),
+            Hook(
+                _SERVING + "utils:CBStreamer.put",
+                (Stage.STREAM,),
+                ("output",),
+                before=_start,
+                after=self._put,
+            ),
+            Hook(
+                _SERVING + "utils:CBGenerateManager.generate_streaming",
+                (Stage.ADMISSION,),
+                before=self._handed,
+            ),
+            Hook(
+                _SERVING + "utils:CBGenerateManager.generate_non_streaming",
+                (Stage.ADMISSION,),
+                before=self._handed,
+                is_async=True,
+            ),
+        ]
         for path, field in _HANDLERS:
-            rows.append(Hook(f"{_SERVING}{path}._build_chunk_sse", (Stage.STREAM,), (field,), before=_start,
-                             after=self._chunk(field)))  # fmt: skip
-        rows.append(Hook(_SERVING + "chat_completion:ChatCompletionHandler._build_completion", (), ("content",),
-                         after=self._whole("content", 1)))  # fmt: skip
+            rows.append(
+                Hook(
+                    f"{_SERVING}{path}._build_chunk_sse",
+                    (Stage.STREAM,),
+                    (field,),
+                    before=_start,
+                    after=self._chunk(field),
+                )
+            )
+        rows.append(
+            Hook(
+                _SERVING + "chat_completion:ChatCompletionHandler._build_completion",
+                (),
+                ("content",),
+                after=self._whole("content", 1),
+            )
+        )
         rows.append(Hook(_SERVING + "completion:CompletionHandler._build_completion", (), ("text",),
                          after=self._whole("text", 1)))  # fmt: skip
         return rows
 
     def tell_coverage(self) -> None:
         """Say how the front end's stages are measured."""
-        lost = {stage: (hook.path, reason) for hook in self.table() if (reason := self.patches.misses.get(hook.path))
-                for stage in hook.stages}  # fmt: skip
+        lost = {
+            stage: (hook.path, reason)
+            for hook in self.table()
+            if (reason := self.patches.misses.get(hook.path))
+            for stage in hook.stages
+        }
         named = {
             Stage.RECEIVE: "ASGI middleware → BaseHandler._validate_request",
             Stage.TEMPLATE: "tokenization_utils_base.render_jinja_template",
@@ -97,7 +149,9 @@ class ServerHooks:
     def _built(self, _token: Any, app: Any, *_args: Any, **_kwargs: Any) -> None:
         app.add_middleware(TracingMiddleware, fronts=self.fronts, routes=ROUTES)
 
-    def _validated(self, _token: Any, _result: Any, _handler: Any, body: Any, *_args: Any, **_kwargs: Any) -> None:
+    def _validated(
+        self, _token: Any, _result: Any, _handler: Any, body: Any, *_args: Any, **_kwargs: Any
+    ) -> None:
         front = current.get()
         if front is None or not isinstance(body, dict):
             return
@@ -108,11 +162,16 @@ class ServerHooks:
         messages = body.get("messages")
         self.voice.emit_lifecycle(
             events.Params(
-                at, front.key, front.streaming, str(body.get("user") or "")[:128], model_name(body.get("model")),
-                limit if isinstance(limit, int) else -1, len(messages) if isinstance(messages, list) else -1,
+                at,
+                front.key,
+                front.streaming,
+                str(body.get("user") or "")[:128],
+                model_name(body.get("model")),
+                limit if isinstance(limit, int) else -1,
+                len(messages) if isinstance(messages, list) else -1,
                 int(bool(body.get("logprobs"))),
             )
-        )  # fmt: skip
+        )
 
     def _render(self, *_args: Any, **_kwargs: Any) -> Front | None:
         front = current.get()
@@ -139,8 +198,15 @@ class ServerHooks:
         self.voice.emit_lifecycle(events.Begin(now(), front.key, Stage.TOKENISE))
         return front
 
-    def _tokenised(self, front: Front | None, result: Any, _tokeniser: Any, text: Any = None, *_args: Any,
-                   **_kwargs: Any) -> None:  # fmt: skip
+    def _tokenised(
+        self,
+        front: Front | None,
+        result: Any,
+        _tokeniser: Any,
+        text: Any = None,
+        *_args: Any,
+        **_kwargs: Any,
+    ) -> None:
         if front is None:
             return
         at = now()
@@ -154,7 +220,9 @@ class ServerHooks:
         front.prompt_text = ""
         chars = len(prompt)
         prompt = shortened(prompt)
-        self.voice.emit_lifecycle(events.Prompt(at, front.key, prompt, chars, pack_u32(ids[:IDS_KEPT]), len(ids)))
+        self.voice.emit_lifecycle(
+            events.Prompt(at, front.key, prompt, chars, pack_u32(ids[:IDS_KEPT]), len(ids))
+        )
 
     def _handed(self, *_args: Any, **_kwargs: Any) -> None:
         front = current.get()
@@ -163,14 +231,24 @@ class ServerHooks:
 
     # --- stage 10 ---
 
-    def _put(self, begin: int | None, _result: Any, streamer: Any, _output: Any, *_args: Any, **_kwargs: Any) -> None:
+    def _put(
+        self,
+        begin: int | None,
+        _result: Any,
+        streamer: Any,
+        _output: Any,
+        *_args: Any,
+        **_kwargs: Any,
+    ) -> None:
         front = self.fronts.by_rid.get(streamer._request_id)
         if front is not None and begin is not None:
             front.tokens = streamer.total_tokens
             front.work += now() - begin
 
     def _chunk(self, field: str) -> Any:
-        def built(begin: int | None, _result: Any, _handler: Any, *_args: Any, **kwargs: Any) -> None:
+        def built(
+            begin: int | None, _result: Any, _handler: Any, *_args: Any, **kwargs: Any
+        ) -> None:
             front = current.get()
             if front is None or begin is None:
                 return

@@ -1,14 +1,17 @@
-"""The step recorder for transformers' continuous batching: one per batch processor, on its generation thread.
+"""The step recorder for transformers' continuous batching: one per batch processor, on its
+generation thread.
 
-It turns the calls that the hooks of `transformers_cb` see into one `Step` a step, and the scheduler's decisions into
-request events. All methods run on the generation thread, so that nothing here needs a lock. With asynchronous batching
-step N+1 is prepared and launched before step N is updated: open steps wait in a queue.
+It turns the calls that the hooks of `transformers_cb` see into one `Step` a step, and the
+scheduler's decisions into request events. All methods run on the generation thread, so that nothing
+here needs a lock. With asynchronous batching step N+1 is prepared and launched before step N is
+updated: open steps wait in a queue.
 
-Counts follow the engine's own state, never our own addition: output tokens are the engine's list lengths, blocks are
-the lengths of its block tables, free and cached blocks its pool's and ledger's counters.
+Counts follow the engine's own state, never our own addition: output tokens are the engine's list
+lengths, blocks are the lengths of its block tables, free and cached blocks its pool's and ledger's
+counters.
 
-The engine's objects are held by weak references: a recorder hangs on them, and must not keep them. Only an open step
-holds its batch, as the engine does while the step runs.
+The engine's objects are held by weak references: a recorder hangs on them, and must not keep them.
+Only an open step holds its batch, as the engine does while the step runs.
 """
 
 from __future__ import annotations
@@ -24,17 +27,34 @@ from engine_hooks.protocol.clock import NS_PER_S, now
 from engine_hooks.protocol.events import pack_u32
 
 ROSTER_PERIOD_NS: Final = NS_PER_S
-"""How often the absolute state of all requests is told, which bounds how long a lost event can leave a wrong count."""
+"""How often the absolute state of all requests is told, which bounds how long a lost event can
+leave a wrong count."""
 
 NO_TIME: Final = -1
 
 
 class Tracked:
-    """A request inside the engine, as last told to the viewer. `state` is a weak reference to the engine's record."""
+    """A request inside the engine, as last told to the viewer. `state` is a weak reference to the
+    engine's record."""
 
-    __slots__ = ("key", "state", "prompt", "lookup", "matched", "cached", "scheduled", "attempts", "computed",
-                 "output", "blocks",
-                 "table", "stale_table", "resumed", "finishing", "handed_out")  # fmt: skip
+    __slots__ = (
+        "key",
+        "state",
+        "prompt",
+        "lookup",
+        "matched",
+        "cached",
+        "scheduled",
+        "attempts",
+        "computed",
+        "output",
+        "blocks",
+        "table",
+        "stale_table",
+        "resumed",
+        "finishing",
+        "handed_out",
+    )
 
     def __init__(self, key: int, state: Any) -> None:
         self.key = key
@@ -58,8 +78,23 @@ class Tracked:
 class OpenStep:
     """A step that was prepared and is not updated yet. Times are monotonic ns."""
 
-    __slots__ = ("begin", "scheduled", "launched", "embed", "layers", "head", "logits", "sampled", "token", "batch",
-                 "joined", "left", "members", "gauges", "device")  # fmt: skip
+    __slots__ = (
+        "begin",
+        "scheduled",
+        "launched",
+        "embed",
+        "layers",
+        "head",
+        "logits",
+        "sampled",
+        "token",
+        "batch",
+        "joined",
+        "left",
+        "members",
+        "gauges",
+        "device",
+    )
 
     def __init__(self, begin: int) -> None:
         self.begin = begin
@@ -74,7 +109,8 @@ class OpenStep:
 
 
 def true_prompt_length(state: Any) -> int:
-    """Prompt tokens of the client's request: a soft reset counts generated ones among the engine's initial tokens."""
+    """Prompt tokens of the client's request: a soft reset counts generated ones among the engine's
+    initial tokens."""
     return state._true_initial_tokens or len(state.initial_tokens)
 
 
@@ -93,7 +129,8 @@ class StepRecorder:
         self._allocator = ref(next(iter(processor.cache.cache_allocators.values())))
         self.live: dict[str, Tracked] = {}
         self.ended: dict[str, Tracked] = {}
-        """Requests that ended inside the update that is running: their last token is still to be told."""
+        """Requests that ended inside the update that is running: their last token is still to be
+        told."""
         self.pending: set[str] = set()
         """Requests that were queued and not scheduled yet."""
         self.open: deque[OpenStep] = deque()
@@ -111,8 +148,10 @@ class StepRecorder:
         self.finishing_at = NO_TIME
         self.last_roster = 0
         runner = processor.model_runner
-        self.graph = 2 if runner._compiled_varlen or runner._compiled_decode else int(
-            runner.use_cuda_graph_varlen or runner.use_cuda_graph_decode
+        self.graph = (
+            2
+            if runner._compiled_varlen or runner._compiled_decode
+            else int(runner.use_cuda_graph_varlen or runner.use_cuda_graph_decode)
         )
         for state in list(processor.scheduler.waiting_requests.values()):
             self.queued(state)
@@ -153,13 +192,16 @@ class StepRecorder:
         )
 
     def _adopt(self, state: Any) -> Tracked:
-        """A request that runs without having been seen in the queue: a fork's child, or we were attached late."""
+        """A request that runs without having been seen in the queue: a fork's child, or we were
+        attached late."""
         rid = state.request_id
         tracked = self.live[rid] = Tracked(self.emitter.hold(rid, ENGINE), state)
         tracked.scheduled = True
         parent = rid.split("__child#")[0] if "__child#" in rid else ""
         limit = -1 if state.max_new_tokens is None else state.max_new_tokens
-        self.emitter.emit_lifecycle(events.Queued(now(), tracked.key, rid, tracked.prompt, limit, False, parent))
+        self.emitter.emit_lifecycle(
+            events.Queued(now(), tracked.key, rid, tracked.prompt, limit, False, parent)
+        )
         return tracked
 
     # --- scheduling ---
@@ -170,14 +212,16 @@ class StepRecorder:
         return self.scheduling_at
 
     def lookup(self, rid: str, at: int, matched: int) -> None:
-        """The prefix cache was searched for a waiting request, from `at`; `matched` prompt tokens were found."""
+        """The prefix cache was searched for a waiting request, from `at`; `matched` prompt tokens
+        were found."""
         tracked = self.live.get(rid)
         if tracked is not None and not tracked.scheduled:
             tracked.lookup = at
             tracked.matched = matched
 
     def allocated(self, rid: str, at: int, fits: bool) -> None:
-        """Blocks were asked for, from `at`. Only the first scheduling of a request is of interest."""
+        """Blocks were asked for, from `at`. Only the first scheduling of a request is of
+        interest."""
         tracked = self.live.get(rid)
         if tracked is None or tracked.scheduled:
             return
@@ -185,7 +229,8 @@ class StepRecorder:
             tracked.attempts += 1
             return
         ended = now()
-        # A lookup of an earlier pass counts as waiting: the stage begins in the pass that succeeded.
+        # A lookup of an earlier pass counts as waiting: the stage begins in the pass that
+        # succeeded.
         lookup = tracked.lookup if tracked.lookup >= self.scheduling_at else at
         allocator = self.allocator
         table = allocator.block_table.get(rid, ())
@@ -197,10 +242,16 @@ class StepRecorder:
             tracked.cached = tracked.matched
         self.emitter.emit_lifecycle(
             events.Scheduled(
-                ended, tracked.key, lookup, tracked.matched, shared, max(0, len(table) - shared), tracked.resumed,
+                ended,
+                tracked.key,
+                lookup,
+                tracked.matched,
+                shared,
+                max(0, len(table) - shared),
+                tracked.resumed,
                 tracked.attempts,
             )
-        )  # fmt: skip
+        )
 
     def batch_chosen(self, requests: list[Any] | None) -> None:
         """`schedule_batch` returned; the last one before the launch counts."""
@@ -228,7 +279,13 @@ class StepRecorder:
         self.members = step.members = keys
         scheduler = self.scheduler
         used, cached, free = self.block_counts()
-        step.gauges = (used, cached, free, len(scheduler.waiting_requests), len(scheduler.active_requests))
+        step.gauges = (
+            used,
+            cached,
+            free,
+            len(scheduler.waiting_requests),
+            len(scheduler.active_requests),
+        )
         self.open.append(step)
         self.current = step
 
@@ -236,7 +293,10 @@ class StepRecorder:
         """(used, cached, free) blocks by the engine's own counters."""
         allocator = self.allocator
         pool = allocator.pool
-        free = pool.count_free_blocks(allocator.index) + pool.num_free_sectors * allocator.blocks_per_sector
+        free = (
+            pool.count_free_blocks(allocator.index)
+            + pool.num_free_sectors * allocator.blocks_per_sector
+        )
         cached = len(allocator.ledger.cached_blocks)
         return allocator.num_blocks - free - cached, cached, free
 
@@ -288,12 +348,31 @@ class StepRecorder:
         used, cached, free, waiting, running = step.gauges
         begin = step.begin
         event = events.Step(
-            begin, self.count, _offset(step.scheduled, begin), _offset(step.launched, begin),
-            _offset(step.embed, begin), _offset(step.layers, begin), _offset(step.head, begin),
-            _offset(step.logits, begin), _offset(step.sampled, begin), _offset(step.token, begin), end - begin,
-            len(step.batch), tokens, pack_u32(step.joined), pack_u32(step.left), pack_u32(odd), pack_u32(blocks),
-            pack_u32(runs), used, cached, free, waiting, running, self.preempted,
-        )  # fmt: skip
+            begin,
+            self.count,
+            _offset(step.scheduled, begin),
+            _offset(step.launched, begin),
+            _offset(step.embed, begin),
+            _offset(step.layers, begin),
+            _offset(step.head, begin),
+            _offset(step.logits, begin),
+            _offset(step.sampled, begin),
+            _offset(step.token, begin),
+            end - begin,
+            len(step.batch),
+            tokens,
+            pack_u32(step.joined),
+            pack_u32(step.left),
+            pack_u32(odd),
+            pack_u32(blocks),
+            pack_u32(runs),
+            used,
+            cached,
+            free,
+            waiting,
+            running,
+            self.preempted,
+        )
         event.graph = self.graph
         if step.device is not None and self.device_clock is not None:
             self.device_clock.fill(step.device, event)
@@ -303,12 +382,17 @@ class StepRecorder:
             self.last_roster = end
             self.tell_roster(end, step.members)
 
-    def _table_changed(self, tracked: Tracked, table: list[int], blocks: list[int], runs: list[int]) -> None:
-        """Note the block count and the part of the table that is new; a stale table is compared whole."""
+    def _table_changed(
+        self, tracked: Tracked, table: list[int], blocks: list[int], runs: list[int]
+    ) -> None:
+        """Note the block count and the part of the table that is new; a stale table is compared
+        whole."""
         first = tracked.blocks
         if tracked.stale_table:
             old = tracked.table
-            first = next((i for i, block in enumerate(old) if i >= len(table) or table[i] != block), len(old))
+            first = next(
+                (i for i, block in enumerate(old) if i >= len(table) or table[i] != block), len(old)
+            )
             tracked.stale_table = False
         if len(table) != tracked.blocks:
             blocks += (tracked.key, len(table))
@@ -320,25 +404,32 @@ class StepRecorder:
         tracked.table = table[:]
 
     def table_rewritten(self, rid: str) -> None:
-        """Complete blocks were registered: identical ones may have been swapped inside the table."""
+        """Complete blocks were registered: identical ones may have been swapped inside the
+        table."""
         tracked = self.live.get(rid)
         if tracked is not None:
             tracked.stale_table = True
 
     def tell_roster(self, at: int, members: set[int]) -> None:
-        """Tell the absolute state of every request in the engine; `members` ran in the step that was told last."""
+        """Tell the absolute state of every request in the engine; `members` ran in the step that
+        was told last."""
         rows: list[int] = []
         for tracked in self.live.values():
             rows += (
-                tracked.key, max(0, tracked.computed), tracked.output, tracked.blocks, tracked.prompt,
+                tracked.key,
+                max(0, tracked.computed),
+                tracked.output,
+                tracked.blocks,
+                tracked.prompt,
                 int(tracked.key in members),
-            )  # fmt: skip
+            )
         self.emitter.emit(events.Roster(at, self.count, pack_u32(rows)))
 
     # --- ends ---
 
     def finish_begins(self, rid: str) -> tuple[Tracked, Any, int, int] | None:
-        """`finish_request` was entered: (request, its state, cached, free blocks) before it gives its blocks back."""
+        """`finish_request` was entered: (request, its state, cached, free blocks) before it gives
+        its blocks back."""
         tracked = self.live.get(rid)
         if tracked is None or self.offloading:
             return None
@@ -346,26 +437,29 @@ class StepRecorder:
         return tracked, tracked.state(), cached, free
 
     def finish_ended(self, token: tuple[Tracked, Any, int, int] | None, rid: str) -> None:
-        """`finish_request` returned: the request is over and its blocks are back. What neither became free nor stayed
-        cached is still held by a request that shares it."""
+        """`finish_request` returned: the request is over and its blocks are back. What neither
+        became free nor stayed cached is still held by a request that shares it."""
         if token is None:
             return
         tracked, state, cached_before, free_before = token
         _, cached, free = self.block_counts()
         reason, error = finish_reason(state)
         at = self.finishing_at if self.updating is not None else now()
-        self._tell_end(state, tracked, reason, error, at, free - free_before, cached - cached_before)
+        self._tell_end(
+            state, tracked, reason, error, at, free - free_before, cached - cached_before
+        )
 
     def cancel_begins(self) -> tuple[int, int] | None:
-        """Cancelled requests are about to be cleared: (cached, free) blocks before, None when there are none."""
+        """Cancelled requests are about to be cleared: (cached, free) blocks before, None when there
+        are none."""
         if not self.scheduler._requests_to_cancel:
             return None
         _, cached, free = self.block_counts()
         return cached, free
 
     def cancelled(self, before: tuple[int, int] | None, states: list[Any]) -> None:
-        """These requests were cancelled by their client. Blocks are known for one; for several at once they are not
-        told apart."""
+        """These requests were cancelled by their client. Blocks are known for one; for several at
+        once they are not told apart."""
         if before is None:
             return
         _, cached, free = self.block_counts()
@@ -385,7 +479,13 @@ class StepRecorder:
         held = len(self.allocator.block_table.get(rid, ()))
         tracked.finishing = True
         self.emitter.emit_lifecycle(
-            events.Finished(now(), tracked.key, "failed", tracked.output, f"{type(error).__name__}: {error}"[:500])
+            events.Finished(
+                now(),
+                tracked.key,
+                "failed",
+                tracked.output,
+                f"{type(error).__name__}: {error}"[:500],
+            )
         )
         if rid not in self.scheduler.active_requests:
             self.emitter.emit_lifecycle(events.Released(now(), tracked.key, held, 0))
@@ -397,7 +497,9 @@ class StepRecorder:
         if not tracked.finishing:
             output = output_length(state)
             self.emitter.emit_lifecycle(
-                events.Finished(at, tracked.key, reason, output, error, tracked.prompt, tracked.cached)
+                events.Finished(
+                    at, tracked.key, reason, output, error, tracked.prompt, tracked.cached
+                )
             )
         self.emitter.emit_lifecycle(events.Released(now(), tracked.key, freed, kept))
         self._drop(state.request_id, tracked)
@@ -429,7 +531,9 @@ class StepRecorder:
         tracked.computed = computed if kind == "offload" else 0
         tracked.blocks = 0
         tracked.table = []
-        self.emitter.emit_lifecycle(events.Preempted(now(), tracked.key, kind, computed, output, self.preempted))
+        self.emitter.emit_lifecycle(
+            events.Preempted(now(), tracked.key, kind, computed, output, self.preempted)
+        )
 
     def cache_evicted(self, before: int) -> None:
         """Cached blocks may have been dropped; `before` how many there were."""
@@ -446,7 +550,8 @@ def _offset(at: int, begin: int) -> int:
 def finish_reason(state: Any) -> tuple[str, str]:
     """(reason, error) of a request that the engine ended, in the words of the OpenAI API.
 
-    An end token that is also the last one allowed is "length", as the server tells its client (vLLM says "stop").
+    An end token that is also the last one allowed is "length", as the server tells its client (vLLM
+    says "stop").
     """
     if state.error is not None:
         return "failed", str(state.error)[:500]

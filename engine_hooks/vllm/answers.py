@@ -1,4 +1,5 @@
-"""Who asks vLLM's front end for what: requests of clients and callers, and the engine's requests that answer them."""
+"""Who asks vLLM's front end for what: requests of clients and callers, and the engine's requests
+that answer them."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ ROUTES: Final = {
 
 
 class Answer:
-    """One engine request that a front end waits for. `rid` is the engine's id; `first` whether it is the one that
-    stands for the front end's request (``n > 1`` and lists of prompts make several)."""
+    """One engine request that a front end waits for. `rid` is the engine's id; `first` whether it
+    is the one that stands for the front end's request (``n > 1`` and lists of prompts make
+    several)."""
 
     __slots__ = ("chars", "first", "front", "offline", "rid")
 
@@ -44,7 +46,9 @@ class VllmFronts(Fronts):
         self.handed: dict[int, int] = {}
         """Number of a request → when it was handed to the engine's client (ns)."""
 
-    def open(self, rid: str, route: str, client_id: str, needle: bytes, at: int, tenant: str = "") -> Front:
+    def open(
+        self, rid: str, route: str, client_id: str, needle: bytes, at: int, tenant: str = ""
+    ) -> Front:
         """As in `Fronts`, but the id is told later: it is the engine's to choose."""
         front = Front(self.emitter.hold(rid, FRONT), rid, needle, route)
         self.by_rid[rid] = front
@@ -57,11 +61,14 @@ class VllmFronts(Fronts):
         front = Front(self.emitter.hold(rid, FRONT), rid, b"")
         front.streaming = streaming
         self.by_rid[rid] = front
-        self.emitter.emit_lifecycle(events.Received(at, front.key, "", route, "", "", streaming, True))
+        self.emitter.emit_lifecycle(
+            events.Received(at, front.key, "", route, "", "", streaming, True)
+        )
         return front
 
     def add(self, front: Front, rid: str, external: str, *, offline: bool) -> Answer:
-        """The engine's client was given `rid` to answer `front`, whose caller knows it as `external`."""
+        """The engine's client was given `rid` to answer `front`, whose caller knows it as
+        `external`."""
         others = self._of.setdefault(front.key, [])
         answer = Answer(front, rid, not others, offline)
         others.append(answer)
@@ -71,7 +78,9 @@ class VllmFronts(Fronts):
             at = now()
             if front.needle == ROUTES[_COMPLETIONS]:
                 # The engine's ids count the prompts of one call, its answer names the call.
-                self.emitter.emit_lifecycle(events.Alias(at, front.key, external.removesuffix("-0")))
+                self.emitter.emit_lifecycle(
+                    events.Alias(at, front.key, external.removesuffix("-0"))
+                )
             if external:
                 self.emitter.emit_lifecycle(events.Alias(at, front.key, external))
             self.emitter.emit_lifecycle(events.Alias(at, front.key, rid))

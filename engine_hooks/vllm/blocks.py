@@ -1,7 +1,7 @@
 """Blocks of vLLM's pool, as gauges: used, reusable, free.
 
-The pool itself only knows which blocks nobody holds. Those of them that hold a reusable prefix are counted here as they
-come and go, from the pool's own calls; nothing is walked in a step.
+The pool itself only knows which blocks nobody holds. Those of them that hold a reusable prefix are
+counted here as they come and go, from the pool's own calls; nothing is walked in a step.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from weakref import ref
 
 
 class BlockGauge:
-    """The gauges of one block pool. `cached` blocks hold a prefix and belong to nobody, -1 when they are not followed;
-    `evicted` prefixes were dropped so far."""
+    """The gauges of one block pool. `cached` blocks hold a prefix and belong to nobody, -1 when
+    they are not followed; `evicted` prefixes were dropped so far."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = ref(pool)
         self.evicted = 0
         self.cached = 0
         if pool.enable_caching:
-            self.cached = sum(1 for block in pool.blocks if block.ref_cnt == 0 and block.block_hash is not None)
+            self.cached = sum(
+                1 for block in pool.blocks if block.ref_cnt == 0 and block.block_hash is not None
+            )
 
     @property
     def pool(self) -> Any:

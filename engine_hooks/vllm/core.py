@@ -1,7 +1,7 @@
 """Hooks for vLLM's engine core: stages 4, 5, 11 and 12, in whatever process the scheduler lives.
 
-`CoreHooks.table` is the declared hook table; each row names the stages that fall away with it. The scheduler's own
-thread calls all of them.
+`CoreHooks.table` is the declared hook table; each row names the stages that fall away with it. The
+scheduler's own thread calls all of them.
 """
 
 from __future__ import annotations
@@ -32,18 +32,35 @@ BOOT: Final = _SCHEDULER + "__init__"
 
 _OUTPUT: Final = "vllm.v1.core.sched.output:"
 FIELDS: Final = (
-    Hook(_OUTPUT + "SchedulerOutput", (Stage.ADMISSION, Stage.KV_ALLOC, Stage.DECODE),
-         ("scheduled_new_reqs", "scheduled_cached_reqs", "num_scheduled_tokens", "total_num_scheduled_tokens")),
-    Hook(_OUTPUT + "NewRequestData", (Stage.KV_ALLOC,), ("req_id", "block_ids", "num_computed_tokens")),
-    Hook(_OUTPUT + "CachedRequestData", (Stage.KV_ALLOC,),
-         ("req_ids", "resumed_req_ids", "new_block_ids", "num_computed_tokens")),
+    Hook(
+        _OUTPUT + "SchedulerOutput",
+        (Stage.ADMISSION, Stage.KV_ALLOC, Stage.DECODE),
+        (
+            "scheduled_new_reqs",
+            "scheduled_cached_reqs",
+            "num_scheduled_tokens",
+            "total_num_scheduled_tokens",
+        ),
+    ),
+    Hook(
+        _OUTPUT + "NewRequestData",
+        (Stage.KV_ALLOC,),
+        ("req_id", "block_ids", "num_computed_tokens"),
+    ),
+    Hook(
+        _OUTPUT + "CachedRequestData",
+        (Stage.KV_ALLOC,),
+        ("req_ids", "resumed_req_ids", "new_block_ids", "num_computed_tokens"),
+    ),
     Hook("vllm.v1.engine:EngineCoreOutput", (Stage.DECODE,), ("request_id", "new_token_ids")),
-)  # fmt: skip
-"""What travels between scheduler, workers and front end: classes and the fields of them that our code reads."""
+)
+"""What travels between scheduler, workers and front end: classes and the fields of them that our
+code reads."""
 
 
 class CoreHooks:
-    """The hooks of the engine core in this process. `on_engine` is called once a scheduler is there."""
+    """The hooks of the engine core in this process. `on_engine` is called once a scheduler is
+    there."""
 
     def __init__(self, voice: Emitter, patches: Patches, on_engine: Any) -> None:
         self.voice = voice
@@ -54,14 +71,31 @@ class CoreHooks:
 
     def table(self) -> list[Hook]:
         """The places, each with the stages that depend on it."""
-        admission, kv, decode, teardown = Stage.ADMISSION, Stage.KV_ALLOC, Stage.DECODE, Stage.TEARDOWN
+        admission, kv, decode, teardown = (
+            Stage.ADMISSION,
+            Stage.KV_ALLOC,
+            Stage.DECODE,
+            Stage.TEARDOWN,
+        )
         return [
             Hook(BOOT, (admission, kv, decode, teardown), ("vllm_config",), after=self._made),
             Hook(_SCHEDULER + "add_request", (admission,), ("request",), before=self._queue),
-            Hook(_SCHEDULER + "schedule", (admission, kv, decode), (), before=self._schedule, after=self._scheduled,
-                 failed=self._schedule_failed),
-            Hook(_SCHEDULER + "update_from_output", (decode,), ("scheduler_output", "model_runner_output"),
-                 before=self._update, after=self._updated, failed=self._update_failed),
+            Hook(
+                _SCHEDULER + "schedule",
+                (admission, kv, decode),
+                (),
+                before=self._schedule,
+                after=self._scheduled,
+                failed=self._schedule_failed,
+            ),
+            Hook(
+                _SCHEDULER + "update_from_output",
+                (decode,),
+                ("scheduler_output", "model_runner_output"),
+                before=self._update,
+                after=self._updated,
+                failed=self._update_failed,
+            ),
             Hook(_SCHEDULER + "_preempt_request", (), ("request",), before=self._preempt),
             Hook(_FINISH, (teardown,), ("request",), before=self._finish),
             Hook(_RELEASE, (teardown,), ("request",), before=self._release, after=self._released),
@@ -71,7 +105,7 @@ class CoreHooks:
             Hook(_POOL + "_maybe_evict_cached_block", (), ("block",), after=self._dropped),
             Hook(_POOL + "reset_prefix_cache", (), after=self._emptied),
             Hook("vllm.v1.engine.core:EngineCoreProc._send_engine_dead", (), before=self._died),
-        ]  # fmt: skip
+        ]
 
     def install(self) -> None:
         """Put every hook in whose place is as we know it."""
@@ -83,11 +117,13 @@ class CoreHooks:
             if not changed.keys() & set(hook.stages):
                 self.patches.put(hook)
         if Stage.DECODE in self.lost():
-            for path in (_FINISH, _RELEASE):  # who tells the steps has to tell the ends, or they would not fit together
+            # who tells the steps has to tell the ends, or they would not fit together
+            for path in (_FINISH, _RELEASE):
                 self.patches.take_out(path, "it lies inside a step, and steps are not told")
 
     def lost(self) -> dict[int, tuple[str, str]]:
-        """Stage → (path, reason) for the core's stages that cannot be measured with this version."""
+        """Stage → (path, reason) for the core's stages that cannot be measured with this
+        version."""
         return self.patches.lost([*self.table(), *FIELDS])
 
     def tell_coverage(self) -> None:
@@ -134,7 +170,12 @@ class CoreHooks:
         """Forget every scheduler. The hooks themselves go with the `Patches`."""
         for scheduler in list(self._schedulers):
             manager = scheduler.kv_cache_manager
-            for owner in (scheduler, manager, manager.block_pool, manager.block_pool.free_block_queue):
+            for owner in (
+                scheduler,
+                manager,
+                manager.block_pool,
+                manager.block_pool.free_block_queue,
+            ):
                 vars(owner).pop(_MARK, None)
             vars(manager).pop("allocate_slots", None)
         self._schedulers.clear()
@@ -146,7 +187,9 @@ class CoreHooks:
 
     def _died(self, *_args: Any, **_kwargs: Any) -> None:
         error = sys.exc_info()[1]
-        reason = f"{type(error).__name__}: {error}" if error is not None else "the engine core failed"
+        reason = (
+            f"{type(error).__name__}: {error}" if error is not None else "the engine core failed"
+        )
         self.voice.status("dead", reason[:500])
 
     # --- a step, in the order of its calls ---
@@ -165,7 +208,8 @@ class CoreHooks:
         return recorder
 
     def _time_allocations(self, recorder: StepRecorder) -> None:
-        """Only while somebody waits is each allocation looked at: the other steps pay nothing for it."""
+        """Only while somebody waits is each allocation looked at: the other steps pay nothing for
+        it."""
         manager, waiting = recorder.manager, recorder.pending
         original = type(manager).allocate_slots.__get__(manager)
         fault = self.patches.fault
@@ -183,7 +227,9 @@ class CoreHooks:
 
         manager.allocate_slots = timed
 
-    def _scheduled(self, recorder: StepRecorder | None, output: Any, *_args: Any, **_kwargs: Any) -> None:
+    def _scheduled(
+        self, recorder: StepRecorder | None, output: Any, *_args: Any, **_kwargs: Any
+    ) -> None:
         if recorder is not None:
             vars(recorder.manager).pop("allocate_slots", None)
             recorder.scheduled(output)
@@ -197,13 +243,17 @@ class CoreHooks:
         if recorder is not None:
             recorder.lookup(request, now())
 
-    def _update(self, scheduler: Any, scheduler_output: Any, model_runner_output: Any) -> StepRecorder | None:
+    def _update(
+        self, scheduler: Any, scheduler_output: Any, model_runner_output: Any
+    ) -> StepRecorder | None:
         recorder: StepRecorder | None = vars(scheduler).get(_MARK)
         if recorder is not None:
             recorder.update_begins(scheduler_output, model_runner_output)
         return recorder
 
-    def _updated(self, recorder: StepRecorder | None, outputs: Any, *_args: Any, **_kwargs: Any) -> None:
+    def _updated(
+        self, recorder: StepRecorder | None, outputs: Any, *_args: Any, **_kwargs: Any
+    ) -> None:
         if recorder is None:
             return
         marks = recorder.update_ended(outputs)
@@ -231,7 +281,9 @@ class CoreHooks:
         recorder: StepRecorder | None = vars(scheduler).get(_MARK)
         return None if recorder is None else recorder.release_begins(request)
 
-    def _released(self, before: tuple[int, int, int] | None, _result: Any, scheduler: Any, request: Any) -> None:
+    def _released(
+        self, before: tuple[int, int, int] | None, _result: Any, scheduler: Any, request: Any
+    ) -> None:
         recorder: StepRecorder | None = vars(scheduler).get(_MARK)
         if recorder is not None:
             recorder.release_ended(before, request)
@@ -259,7 +311,8 @@ class CoreHooks:
 
 
 def lacking_fields(row: Hook) -> str:
-    """Why the class of `row` is not as we know it; empty when it is. `needs` are names of its fields."""
+    """Why the class of `row` is not as we know it; empty when it is. `needs` are names of its
+    fields."""
     module, _, name = row.path.partition(":")
     try:
         cls = getattr(importlib.import_module(module), name)

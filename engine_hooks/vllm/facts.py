@@ -9,12 +9,13 @@ from engine_hooks.protocol import events
 from engine_hooks.protocol.clock import now
 
 TESTED: Final = ("0.32",)
-"""Versions that the tests ran on. Outside them the hooks go in all the same as far as their signatures hold, with a
-warning on screen."""
+"""Versions that the tests ran on. Outside them the hooks go in all the same as far as their
+signatures hold, with a warning on screen."""
 
 
 def version() -> str:
-    """Version of the installed vLLM. Its distribution has several names, so its own module is asked."""
+    """Version of the installed vLLM. Its distribution has several names, so its own module is
+    asked."""
     from vllm.version import __version__
 
     return str(__version__)
@@ -28,7 +29,8 @@ def graph_of(config: Any) -> int:
 
 
 def engine(scheduler: Any, facts: tuple[Any, ...] | None = None) -> events.Engine:
-    """The facts of `scheduler`. `facts` is what a worker said: (weights, their bytes, threads, device, attention)."""
+    """The facts of `scheduler`. `facts` is what a worker said: (weights, their bytes, threads,
+    device, attention)."""
     config = scheduler.vllm_config
     model = config.model_config
     hf = model.hf_text_config
@@ -40,7 +42,10 @@ def engine(scheduler: Any, facts: tuple[Any, ...] | None = None) -> events.Engin
     if not installed.startswith(TESTED):
         warnings.append(f"vLLM {installed} is not among the tested versions ({', '.join(TESTED)})")
     if len(caches.kv_cache_groups) > 1:
-        warnings.append(f"{len(caches.kv_cache_groups)} groups of KV cache: block figures are those of the first")
+        warnings.append(
+            f"{len(caches.kv_cache_groups)} groups of KV cache: block figures are those of the "
+            "first"
+        )
     if parallel.world_size > 1:
         warnings.append(f"weights are those of one of {parallel.world_size} workers")
     if config.speculative_config is not None:

@@ -1,8 +1,9 @@
-"""Hooks for vLLM's front end: stages 1 to 3 and 10 of requests over HTTP and of `AsyncLLM`, on the event loop.
+"""Hooks for vLLM's front end: stages 1 to 3 and 10 of requests over HTTP and of `AsyncLLM`, on the
+event loop.
 
-All but the middleware sit on methods of base classes that every renderer, client and server goes through, so that a
-request is found by its context (`http.current`) and nothing has to follow it into the renderer's thread pool.
-`vllm_offline` adds what `LLM` needs.
+All but the middleware sit on methods of base classes that every renderer, client and server goes
+through, so that a request is found by its context (`http.current`) and nothing has to follow it
+into the renderer's thread pool. `vllm_offline` adds what `LLM` needs.
 """
 
 from __future__ import annotations
@@ -43,9 +44,7 @@ MIDDLEWARE: Final = "vllm.entrypoints.launchers.app:init_entrypoints_middleware"
 
 
 class FrontMiddleware(TracingMiddleware):
-    """The ASGI middleware. vLLM makes ids unique itself, so the request goes through untouched.
-
-    """
+    """The ASGI middleware. vLLM makes ids unique itself, so the request goes through untouched."""
 
     def __init__(self, app: App, fronts: Fronts) -> None:
         super().__init__(app, fronts, ROUTES)
@@ -62,7 +61,11 @@ class FrontMiddleware(TracingMiddleware):
         client_id = sent.decode("latin-1")[:CLIENT_ID_LIMIT]
         path = str(scope["path"])
         tenant = tenant_of(scope["headers"])
-        return self.fronts.open(uuid.uuid4().hex, path, client_id, self.routes[path], at, tenant), scope, None
+        return (
+            self.fronts.open(uuid.uuid4().hex, path, client_id, self.routes[path], at, tenant),
+            scope,
+            None,
+        )
 
     def carries(self, front: Front, body: bytes) -> bool:
         """The first chunk names the role beside an empty text: that is no output."""
@@ -73,8 +76,8 @@ class FrontMiddleware(TracingMiddleware):
 
 
 class FrontHooks:
-    """The hooks of the front end in this process. `on_client` is called when an engine's client is made here,
-    `on_server` once it turns out to be an HTTP server."""
+    """The hooks of the front end in this process. `on_client` is called when an engine's client is
+    made here, `on_server` once it turns out to be an HTTP server."""
 
     def __init__(self, voice: Emitter, patches: Patches, on_client: Any, on_server: Any) -> None:
         self.voice = voice
@@ -90,34 +93,82 @@ class FrontHooks:
         receive = (Stage.RECEIVE,)
         return [
             Hook(MIDDLEWARE, (Stage.RECEIVE, Stage.STREAM), ("app",), after=self._served),
-            Hook(_OPENAI + "chat_completion.serving:OpenAIServingChat.create_chat_completion", receive, ("request",),
-                 before=self._parsed, is_async=True),
-            Hook(_OPENAI + "completion.serving:OpenAIServingCompletion.create_completion", (), ("request",),
-                 before=self._parsed, is_async=True),
-            Hook(_OPENAI + "responses.serving:OpenAIServingResponses.create_responses", (), ("request",),
-                 before=self._parsed, is_async=True),
-        ]  # fmt: skip
+            Hook(
+                _OPENAI + "chat_completion.serving:OpenAIServingChat.create_chat_completion",
+                receive,
+                ("request",),
+                before=self._parsed,
+                is_async=True,
+            ),
+            Hook(
+                _OPENAI + "completion.serving:OpenAIServingCompletion.create_completion",
+                (),
+                ("request",),
+                before=self._parsed,
+                is_async=True,
+            ),
+            Hook(
+                _OPENAI + "responses.serving:OpenAIServingResponses.create_responses",
+                (),
+                ("request",),
+                before=self._parsed,
+                is_async=True,
+            ),
+        ]
 
     def table(self) -> list[Hook]:
         """The places in the engine's client, which a server and `AsyncLLM` share."""
         renderer = "vllm.renderers.base:BaseRenderer."
         outputs = "vllm.v1.engine.output_processor:"
         return [
-            Hook(renderer + "render_chat_async", (Stage.TEMPLATE,), (), before=self._render, is_async=True),
-            Hook(renderer + "tokenize_prompts_async", (Stage.TEMPLATE, Stage.TOKENISE), ("prompts",),
-                 before=self._tokenise, after=self._tokenised, is_async=True),
+            Hook(
+                renderer + "render_chat_async",
+                (Stage.TEMPLATE,),
+                (),
+                before=self._render,
+                is_async=True,
+            ),
+            Hook(
+                renderer + "tokenize_prompts_async",
+                (Stage.TEMPLATE, Stage.TOKENISE),
+                ("prompts",),
+                before=self._tokenise,
+                after=self._tokenised,
+                is_async=True,
+            ),
             Hook("vllm.v1.engine.async_llm:AsyncLLM.__init__", (), (), after=self._client),
-            Hook("vllm.v1.engine.async_llm:AsyncLLM.add_request", (Stage.ADMISSION,), ("request_id", "prompt"),
-                 before=self._handed, after=self._hand_over, failed=self._hand_failed, is_async=True),
-            Hook(outputs + "OutputProcessor.add_request", (Stage.ADMISSION, Stage.STREAM), ("request",),
-                 before=self._added),
-            Hook(outputs + "OutputProcessor.process_outputs", (), ("engine_core_outputs",),
-                 before=_start, after=self._processed),
+            Hook(
+                "vllm.v1.engine.async_llm:AsyncLLM.add_request",
+                (Stage.ADMISSION,),
+                ("request_id", "prompt"),
+                before=self._handed,
+                after=self._hand_over,
+                failed=self._hand_failed,
+                is_async=True,
+            ),
+            Hook(
+                outputs + "OutputProcessor.add_request",
+                (Stage.ADMISSION, Stage.STREAM),
+                ("request",),
+                before=self._added,
+            ),
+            Hook(
+                outputs + "OutputProcessor.process_outputs",
+                (),
+                ("engine_core_outputs",),
+                before=_start,
+                after=self._processed,
+            ),
             Hook(outputs + "RequestState.make_request_output", (), (), after=self._made),
-            Hook(outputs + "OutputProcessor.update_scheduler_stats", (), ("scheduler_stats",), before=self._gauges),
+            Hook(
+                outputs + "OutputProcessor.update_scheduler_stats",
+                (),
+                ("scheduler_stats",),
+                before=self._gauges,
+            ),
             Hook(outputs + "OutputProcessor.abort_requests", (), (), after=self._aborted),
             Hook(outputs + "OutputProcessor.propagate_error", (), ("e",), before=self._died),
-        ]  # fmt: skip
+        ]
 
     def install(self) -> None:
         """Put the client's hooks in."""
@@ -134,7 +185,9 @@ class FrontHooks:
         lost = self.patches.lost([*(self.server_table() if server else ()), *self.table()])
         handed = "ASGI send" if server else "the caller"
         named = {
-            Stage.RECEIVE: "ASGI middleware → OpenAIServingChat.create_chat_completion" if server else _ADD,
+            Stage.RECEIVE: "ASGI middleware → OpenAIServingChat.create_chat_completion"
+            if server
+            else _ADD,
             Stage.TEMPLATE: "BaseRenderer.render_chat_async → .tokenize_prompts_async",
             Stage.TOKENISE: "BaseRenderer.tokenize_prompts_async",
             Stage.STREAM: f"token ids on the host → OutputProcessor.process_outputs → {handed}",
@@ -171,11 +224,16 @@ class FrontHooks:
         messages = getattr(request, "messages", None)
         self.voice.emit_lifecycle(
             events.Params(
-                at, front.key, front.streaming, str(getattr(request, "user", None) or "")[:128],
-                model_name(getattr(request, "model", None)), limit,
-                len(messages) if isinstance(messages, list) else -1, int(bool(getattr(request, "logprobs", None))),
+                at,
+                front.key,
+                front.streaming,
+                str(getattr(request, "user", None) or "")[:128],
+                model_name(getattr(request, "model", None)),
+                limit,
+                len(messages) if isinstance(messages, list) else -1,
+                int(bool(getattr(request, "logprobs", None))),
             )
-        )  # fmt: skip
+        )
 
     # --- stages 2 to 4 ---
 
@@ -200,7 +258,9 @@ class FrontHooks:
         text = _text(prompts[0]) if prompts else ""
         front.prompt_text = text
         if front.templated:
-            self.voice.emit_lifecycle(events.End(at, front.key, Stage.TEMPLATE, len(text) if text else -1))
+            self.voice.emit_lifecycle(
+                events.End(at, front.key, Stage.TEMPLATE, len(text) if text else -1)
+            )
         self.voice.emit_lifecycle(events.Begin(at, front.key, Stage.TOKENISE))
         return front
 
@@ -218,9 +278,14 @@ class FrontHooks:
         prompt, front.prompt_text = front.prompt_text, ""
         self.voice.emit_lifecycle(
             events.Prompt(
-                at, front.key, shortened(prompt), len(prompt) or -1, pack_u32(ids[:IDS_KEPT]), len(ids)
+                at,
+                front.key,
+                shortened(prompt),
+                len(prompt) or -1,
+                pack_u32(ids[:IDS_KEPT]),
+                len(ids),
             )
-        )  # fmt: skip
+        )
 
     def _handed(self, client: Any, *_args: Any, **_kwargs: Any) -> tuple[int, Any]:
         at = now()
@@ -237,7 +302,9 @@ class FrontHooks:
         if token is not None and token[1] is not None:
             current.reset(token[1])
 
-    def _hand_failed(self, token: tuple[int, Any] | None, error: BaseException, *_args: Any, **_kwargs: Any) -> None:
+    def _hand_failed(
+        self, token: tuple[int, Any] | None, error: BaseException, *_args: Any, **_kwargs: Any
+    ) -> None:
         if token is None or token[1] is None:
             return
         front = current.get()
@@ -248,7 +315,9 @@ class FrontHooks:
     def refused(self, front: Front, error: BaseException) -> None:
         """The engine's client did not take a request of this process."""
         at = now()
-        self.voice.emit_lifecycle(events.Finished(at, front.key, "failed", 0, f"{type(error).__name__}: {error}"[:500]))
+        self.voice.emit_lifecycle(
+            events.Finished(at, front.key, "failed", 0, f"{type(error).__name__}: {error}"[:500])
+        )
         self.voice.emit_lifecycle(events.Closed(at, front.key))
         self.fronts.close_offline(front, at)
 
@@ -261,9 +330,12 @@ class FrontHooks:
     def added(self, front: Front, request: Any) -> None:
         """The engine's client takes `request` in for `front`: from here on it is the engine's."""
         offline = not front.needle
-        answer = self.fronts.add(front, request.request_id, request.external_req_id or "", offline=offline)
+        answer = self.fronts.add(
+            front, request.request_id, request.external_req_id or "", offline=offline
+        )
         if answer.first:
-            # What the client does between the token ids and this call (validation, copies) belongs to the handing over.
+            # What the client does between the token ids and this call (validation, copies) belongs
+            # to the handing over.
             at = self.fronts.handed.pop(front.key, 0) or now()
             self.voice.emit_lifecycle(events.Begin(at, front.key, Stage.ADMISSION))
             if not front.tokenised and request.prompt_token_ids:
@@ -274,8 +346,15 @@ class FrontHooks:
 
     # --- stage 10 ---
 
-    def _processed(self, begin: int | None, result: Any, _processor: Any, engine_core_outputs: Any, *args: Any,
-                   **kwargs: Any) -> None:  # fmt: skip
+    def _processed(
+        self,
+        begin: int | None,
+        result: Any,
+        _processor: Any,
+        engine_core_outputs: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         answers = self.fronts.answers
         if begin is None or not answers or not engine_core_outputs:
             return
@@ -299,11 +378,16 @@ class FrontHooks:
                         self.fronts.handed_out(front, at)
                     self.fronts.tell(front, at)
         for rid in result.reqs_to_abort:
-            # It met a stop string: only the front end knows, the engine will merely hear of an abort.
+            # It met a stop string: only the front end knows, the engine will merely hear of an
+            # abort.
             answer = answers.get(rid)
             if answer is not None and answer.first:
-                self.voice.emit_lifecycle(events.Finished(at, answer.front.key, "stop", answer.front.tokens))
-        for rid in [output.request_id for output in engine_core_outputs if output.finish_reason is not None]:
+                self.voice.emit_lifecycle(
+                    events.Finished(at, answer.front.key, "stop", answer.front.tokens)
+                )
+        for rid in [
+            output.request_id for output in engine_core_outputs if output.finish_reason is not None
+        ]:
             self._ended(answers.get(rid), at)
 
     def _made(self, _token: Any, result: Any, state: Any, *_args: Any, **_kwargs: Any) -> None:

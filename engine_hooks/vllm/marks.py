@@ -1,9 +1,10 @@
 """The instants of one pass in a vLLM worker, and how they get to the engine core.
 
-The core puts a step's number and begin on the scheduler's output, the worker its marks on the model's output: both
-objects are plain dataclasses that the executor carries to and fro anyway, in one process, over shared memory or through
-Ray. So the two ends agree on the step without counting, and one `Step` holds all of it. A worker on another host has
-another monotonic clock: its marks carry the host's boot id and are not used elsewhere.
+The core puts a step's number and begin on the scheduler's output, the worker its marks on the
+model's output: both objects are plain dataclasses that the executor carries to and fro anyway, in
+one process, over shared memory or through Ray. So the two ends agree on the step without counting,
+and one `Step` holds all of it. A worker on another host has another monotonic clock: its marks
+carry the host's boot id and are not used elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from engine_hooks.protocol import events
 from engine_hooks.protocol.clock import boot_id
 
 TAG: Final = "_tracer"
-"""Attribute on the scheduler's output, ``(step number, begin ns)``, and on the model's output, see `Marks.pack`."""
+"""Attribute on the scheduler's output, ``(step number, begin ns)``, and on the model's output, see
+`Marks.pack`."""
 
 HERE: Final = zlib.crc32(boot_id().encode()) or 1
 """Whose monotonic clock this process reads."""
@@ -24,14 +26,17 @@ _PARTS: Final = ("launched", "embed", "layers", "head", "logits", "sampled", "to
 
 
 class Marks:
-    """Monotonic ns, 0 where an instant was not taken. Names as in `events.Step`; `wait` in ns, -1 unknown."""
+    """Monotonic ns, 0 where an instant was not taken. Names as in `events.Step`; `wait` in ns, -1
+    unknown."""
 
     __slots__ = ("n", "begin", *_PARTS, "timing", "wait", "device", "facts", "returned")
 
     def __init__(self, n: int, begin: int) -> None:
         self.n = n
         self.begin = begin
-        self.launched = self.embed = self.layers = self.head = self.logits = self.sampled = self.token = 0
+        self.launched = self.embed = self.layers = self.head = self.logits = self.sampled = (
+            self.token
+        ) = 0
         self.timing = events.Timing.HOST
         self.wait = -1
         self.device: Any = None
@@ -41,9 +46,19 @@ class Marks:
     def pack(self) -> tuple[Any, ...]:
         """What travels: plain numbers, and the model's facts the first time."""
         return (
-            HERE, self.n, self.launched, self.embed, self.layers, self.head, self.logits, self.sampled, self.token,
-            self.timing, self.wait, self.facts,
-        )  # fmt: skip
+            HERE,
+            self.n,
+            self.launched,
+            self.embed,
+            self.layers,
+            self.head,
+            self.logits,
+            self.sampled,
+            self.token,
+            self.timing,
+            self.wait,
+            self.facts,
+        )
 
     @classmethod
     def read(cls, output: Any, n: int) -> Marks | None:

@@ -8,7 +8,8 @@ from engine_hooks.vllm.plugin import hooks
 
 
 class VllmMiddleware(FrontMiddleware):
-    """``vllm serve --middleware engine_hooks.vllm.middleware.VllmMiddleware`` times the first and the last byte."""
+    """``vllm serve --middleware engine_hooks.vllm.middleware.VllmMiddleware`` times the first and
+    the last byte."""
 
     def __init__(self, app: App) -> None:
         super().__init__(app, hooks().front.fronts)

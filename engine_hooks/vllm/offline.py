@@ -1,7 +1,8 @@
 """Hooks for vLLM's `LLM`: a request without a socket, on the caller's own thread.
 
-`LLM` renders and tokenises a prompt before the request has an id, one prompt after the other. Those instants are kept
-in a draft and told once the engine takes the request; a rendering that becomes no request (a warm-up) is never told.
+`LLM` renders and tokenises a prompt before the request has an id, one prompt after the other. Those
+instants are kept in a draft and told once the engine takes the request; a rendering that becomes no
+request (a warm-up) is never told.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from engine_hooks.vllm.front import FrontHooks
 
 
 class Draft(threading.local):
-    """What happened to the prompt that this thread prepares. Monotonic ns, 0 where it did not; `ids` its first token
-    ids, packed, of `length` in all."""
+    """What happened to the prompt that this thread prepares. Monotonic ns, 0 where it did not;
+    `ids` its first token ids, packed, of `length` in all."""
 
     def __init__(self) -> None:
         self.clear()

@@ -1,12 +1,15 @@
-"""The vLLM adapter: an installed vLLM loads it as a plugin in each of its processes (``vllm.general_plugins``).
+"""The vLLM adapter: an installed vLLM loads it as a plugin in each of its processes
+(``vllm.general_plugins``).
 
-It does nothing unless ``TRACER=1`` is set. Which part a process plays (API server, engine core, worker, or all of them
-in one) is not known when the plugin is loaded: a forked process does not load it again, a spawned one does so too late
-for some of its hooks. So the hooks of every role go into every process as soon as their modules are there, and the
-first of them that is called tells the role.
+It does nothing unless ``TRACER=1`` is set. Which part a process plays (API server, engine core,
+worker, or all of them in one) is not known when the plugin is loaded: a forked process does not
+load it again, a spawned one does so too late for some of its hooks. So the hooks of every role go
+into every process as soon as their modules are there, and the first of them that is called tells
+the role.
 
-The hook tables are in `vllm_front` and `vllm_offline` (stages 1 to 3, 10), `vllm_core` (4, 5, 11, 12) and
-`vllm_worker` (6 to 9). Where the core's are gone, `vllm_public` makes do with what vLLM itself tells.
+The hook tables are in `vllm_front` and `vllm_offline` (stages 1 to 3, 10), `vllm_core` (4, 5, 11,
+12) and `vllm_worker` (6 to 9). Where the core's are gone, `vllm_public` makes do with what vLLM
+itself tells.
 """
 
 from __future__ import annotations
@@ -46,8 +49,8 @@ class VllmHooks:
         self._server = False
 
     def install(self) -> None:
-        """Put the hooks in whose modules every process loads anyway. The server's own follow with its module, the model
-        runner's once it is known which one runs."""
+        """Put the hooks in whose modules every process loads anyway. The server's own follow with
+        its module, the model runner's once it is known which one runs."""
         self.core.install()
         for hook in self.worker.boot():
             self.patches.put(hook)
@@ -67,7 +70,8 @@ class VllmHooks:
             self.front.install_server()
 
     def adopt(self, core: Any) -> None:
-        """An engine that was made before the hooks were in. `core` is its engine core where that is in this process."""
+        """An engine that was made before the hooks were in. `core` is its engine core where that is
+        in this process."""
         if core is not None:
             wrapper = getattr(core.model_executor, "driver_worker", None)
             worker = getattr(wrapper, "worker", None)
@@ -75,7 +79,10 @@ class VllmHooks:
                 self.worker.adopt(worker)
             else:
                 for stage in (Stage.EMBED, Stage.PREFILL, Stage.LM_HEAD, Stage.SAMPLE):
-                    reason = "its workers run in processes of their own: set TRACER=1 before the engine is made"
+                    reason = (
+                        "its workers run in processes of their own: set TRACER=1 before the engine "
+                        "is made"
+                    )
                     self.voice.cover(stage, "unavailable", "", reason)
             self.core.adopt(core.scheduler)
         self._is_llm(None)
@@ -115,7 +122,9 @@ class VllmHooks:
         self._play("core")
         if os.environ.get(_RUST) == "1":
             for stage in (Stage.RECEIVE, Stage.TEMPLATE, Stage.TOKENISE, Stage.STREAM):
-                self.voice.cover(stage, "unavailable", "", f"{_RUST}=1: the front end is not Python")
+                self.voice.cover(
+                    stage, "unavailable", "", f"{_RUST}=1: the front end is not Python"
+                )
 
     def _is_worker(self, worker: Any) -> None:
         self._play("worker", getattr(worker, "rank", -1))
@@ -168,8 +177,8 @@ def install_server() -> None:
 
 
 def follow_plugins() -> None:
-    """vLLM's plugin loader was imported: see that we are loaded with the plugins, whatever ``VLLM_PLUGINS`` names and
-    whether or not this package was installed with its entry point."""
+    """vLLM's plugin loader was imported: see that we are loaded with the plugins, whatever
+    ``VLLM_PLUGINS`` names and whether or not this package was installed with its entry point."""
     import vllm.plugins as loader
 
     original = loader.load_general_plugins
@@ -185,12 +194,15 @@ def follow_plugins() -> None:
 def attach(engine: Any) -> None:
     """Put the hooks in for an `LLM`, `LLMEngine` or `AsyncLLM` that exists already.
 
-    Raises UnknownEngineError when its core runs in another process that has no hooks: nothing can be put in there.
+    Raises UnknownEngineError when its core runs in another process that has no hooks: nothing can
+    be put in there.
     """
     inner = getattr(engine, "llm_engine", engine)
     client = getattr(inner, "engine_core", None)
     if client is None:
-        raise UnknownEngineError(f"a {type(engine).__name__} is no vLLM engine: give the LLM or AsyncLLM that holds it")
+        raise UnknownEngineError(
+            f"a {type(engine).__name__} is no vLLM engine: give the LLM or AsyncLLM that holds it"
+        )
     core = getattr(client, "engine_core", None)
     if core is None and _hooks is None:
         raise UnknownEngineError(

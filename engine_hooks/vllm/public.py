@@ -1,9 +1,10 @@
 """What vLLM itself tells of its requests, for a version whose engine core cannot be hooked.
 
-Every output that reaches the front end carries the core's own QUEUED, SCHEDULED and PREEMPTED events (monotonic
-seconds), how much of the prompt was cached, and the core's stamp of the step that made it. From these come stage 4,
-whole steps without parts, the latencies and the gauges: less than the hooks give, said to be *estimated*, and only used
-where they are gone. It needs vLLM's statistics (on in a server, ``disable_log_stats=False`` for `LLM`).
+Every output that reaches the front end carries the core's own QUEUED, SCHEDULED and PREEMPTED
+events (monotonic seconds), how much of the prompt was cached, and the core's stamp of the step that
+made it. From these come stage 4, whole steps without parts, the latencies and the gauges: less than
+the hooks give, said to be *estimated*, and only used where they are gone. It needs vLLM's
+statistics (on in a server, ``disable_log_stats=False`` for `LLM`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from engine_hooks.protocol.stages import Stage
 _SOURCE: Final = "EngineCoreOutput.events, .prefill_stats"
 _ENDS: Final = {"abort": "cancelled", "error": "failed"}
 _LATEST_NS: Final = 120 * NS_PER_S
-"""A core's stamp that is not of the last two minutes was read from the clock of another host: it says nothing here."""
+"""A core's stamp that is not of the last two minutes was read from the clock of another host: it
+says nothing here."""
 
 
 class PublicSteps:
-    """Makes events out of the engine's outputs. `lost`: the core's stages that are not hooked, with their reasons; only
-    these are told."""
+    """Makes events out of the engine's outputs. `lost`: the core's stages that are not hooked, with
+    their reasons; only these are told."""
 
     def __init__(self, voice: Emitter, lost: dict[int, tuple[str, str]]) -> None:
         self.voice = voice
@@ -52,7 +54,9 @@ class PublicSteps:
             if stage in self.lost or stage is Stage.PREFILL:
                 self.voice.cover(stage, "estimated", _SOURCE, why)
         for stage in (Stage.EMBED, Stage.LM_HEAD, Stage.SAMPLE):
-            self.voice.cover(stage, "unavailable", _SOURCE, f"steps are not told in parts: {path} {reason}")
+            self.voice.cover(
+                stage, "unavailable", _SOURCE, f"steps are not told in parts: {path} {reason}"
+            )
 
     def gauges(self, stats: Any) -> None:
         """The scheduler's statistics of an iteration, None when there are none."""
@@ -60,7 +64,8 @@ class PublicSteps:
             self._stats = stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage
 
     def outputs(self, keys: dict[str, int], some: Any, timestamp: float | None) -> None:
-        """The core handed out `some` at `timestamp` (monotonic s). `keys`: request id → number, for those we follow."""
+        """The core handed out `some` at `timestamp` (monotonic s). `keys`: request id → number, for
+        those we follow."""
         if not timestamp:
             return
         token = int(timestamp * NS_PER_S)
@@ -89,7 +94,8 @@ class PublicSteps:
             if output.finish_reason is not None:
                 ended.append((key, output.finish_reason))
         if members:
-            # It began when the one before it was over, but not before its newest member was scheduled.
+            # It began when the one before it was over, but not before its newest member was
+            # scheduled.
             goes_on = not members.keys().isdisjoint(self._members)
             joined = not members.keys() <= self._members.keys()
             begin = max(self._last if goes_on else 0, scheduled_at)
@@ -101,10 +107,21 @@ class PublicSteps:
     def _event(self, key: int, kind: str, at: int, prefill: Any) -> None:
         emit = self.voice.emit_lifecycle
         if kind == "QUEUED" and Stage.ADMISSION in self.lost:
-            emit(events.Queued(at, key, "", prefill.num_prompt_tokens if prefill is not None else -1))
+            emit(
+                events.Queued(at, key, "", prefill.num_prompt_tokens if prefill is not None else -1)
+            )
         elif kind == "SCHEDULED" and (Stage.ADMISSION in self.lost or Stage.KV_ALLOC in self.lost):
-            emit(events.Scheduled(at, key, at, prefill.num_cached_tokens if prefill is not None else -1, 0, 0,
-                                  prefill is None))  # fmt: skip
+            emit(
+                events.Scheduled(
+                    at,
+                    key,
+                    at,
+                    prefill.num_cached_tokens if prefill is not None else -1,
+                    0,
+                    0,
+                    prefill is None,
+                )
+            )
         elif kind == "PREEMPTED":
             self._preempted += 1
             emit(events.Preempted(at, key, "recompute", -1, -1, self._preempted))
@@ -112,8 +129,11 @@ class PublicSteps:
     def _step(self, begin: int, token: int, members: dict[str, int], odd: list[int]) -> None:
         before, self._members = self._members, members
         self._count += 1
-        begin = self._begin = min(max(begin, self._begin + 1), token)  # steps are told, and sorted, by their begin
-        step = events.Step(begin, self._count, batch=len(members), token=token - begin, end=token - begin)
+        # steps are told, and sorted, by their begin
+        begin = self._begin = min(max(begin, self._begin + 1), token)
+        step = events.Step(
+            begin, self._count, batch=len(members), token=token - begin, end=token - begin
+        )
         step.joined = pack_u32([key for rid, key in members.items() if rid not in before])
         step.left = pack_u32([key for rid, key in before.items() if rid not in members])
         step.odd = pack_u32(odd)

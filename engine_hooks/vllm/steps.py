@@ -1,14 +1,16 @@
 """The step recorder for vLLM: one per scheduler, on the thread that schedules.
 
-It turns the calls that the hooks of `vllm_core` see into one `Step` a step, and the scheduler's decisions into request
-events. All methods run on the engine core's own thread, so that nothing here needs a lock. With asynchronous scheduling
-step N+1 is scheduled before step N's output is there: open steps are kept by number.
+It turns the calls that the hooks of `vllm_core` see into one `Step` a step, and the scheduler's
+decisions into request events. All methods run on the engine core's own thread, so that nothing here
+needs a lock. With asynchronous scheduling step N+1 is scheduled before step N's output is there:
+open steps are kept by number.
 
-What happens in the workers comes back with the model's output (`vllm_worker` attaches its marks to it, whatever process
-or executor it ran in): both ends read the host's monotonic clock, and marks of another host are not used.
+What happens in the workers comes back with the model's output (`vllm_worker` attaches its marks to
+it, whatever process or executor it ran in): both ends read the host's monotonic clock, and marks of
+another host are not used.
 
-Counts follow the engine's own state, never our own addition: output tokens are what the scheduler gave out, blocks the
-tables that it sends to its workers, free blocks its pool's counter.
+Counts follow the engine's own state, never our own addition: output tokens are what the scheduler
+gave out, blocks the tables that it sends to its workers, free blocks its pool's counter.
 
 The engine's objects are held by weak references: a recorder hangs on them, and must not keep them.
 """
@@ -26,11 +28,12 @@ from engine_hooks.vllm.blocks import BlockGauge
 from engine_hooks.vllm.marks import TAG, Marks
 
 ROSTER_PERIOD_NS: Final = NS_PER_S
-"""How often the absolute state of the requests is told, which bounds how long a lost event can leave a wrong count."""
+"""How often the absolute state of the requests is told, which bounds how long a lost event can
+leave a wrong count."""
 
 ROSTER_ROOM: Final = 1_024
-"""Requests in one roster. When the engine holds more, only those that run are told, and the roster says so: walking a
-queue of thousands would be seen in the step after it."""
+"""Requests in one roster. When the engine holds more, only those that run are told, and the roster
+says so: walking a queue of thousands would be seen in the step after it."""
 
 OPEN_ROOM: Final = 64
 """Steps that may be open at once. An engine keeps two or a few; what is beyond never came back."""
@@ -48,10 +51,21 @@ _REASONS: Final = {
 
 
 class Tracked:
-    """A request inside the engine, as last told to the viewer. Times in monotonic ns, `request` by weak reference."""
+    """A request inside the engine, as last told to the viewer. Times in monotonic ns, `request` by
+    weak reference."""
 
-    __slots__ = ("allocated", "attempts", "blocks", "cached", "finished", "key", "lookup", "request", "resumed",
-                 "waiting")  # fmt: skip
+    __slots__ = (
+        "allocated",
+        "attempts",
+        "blocks",
+        "cached",
+        "finished",
+        "key",
+        "lookup",
+        "request",
+        "resumed",
+        "waiting",
+    )
 
     def __init__(self, key: int, request: Any) -> None:
         self.key = key
@@ -69,8 +83,21 @@ class Tracked:
 class OpenStep:
     """A step that was scheduled and whose output is not there yet."""
 
-    __slots__ = ("begin", "blocks", "counts", "gauges", "joined", "keys", "left", "marks", "n", "runs", "scheduled",
-                 "token", "total")  # fmt: skip
+    __slots__ = (
+        "begin",
+        "blocks",
+        "counts",
+        "gauges",
+        "joined",
+        "keys",
+        "left",
+        "marks",
+        "n",
+        "runs",
+        "scheduled",
+        "token",
+        "total",
+    )
 
     def __init__(self, n: int, begin: int) -> None:
         self.n = n
@@ -189,14 +216,21 @@ class StepRecorder:
         at = now()
         fresh: dict[str, Any] = {}
         for new in output.scheduled_new_reqs:
-            self._admitted(new.req_id, new.num_computed_tokens, len(new.block_ids[0]) if new.block_ids else 0, at)
+            self._admitted(
+                new.req_id,
+                new.num_computed_tokens,
+                len(new.block_ids[0]) if new.block_ids else 0,
+                at,
+            )
             fresh[new.req_id] = new.block_ids
         cached = output.scheduled_cached_reqs
         if cached.resumed_req_ids:
             for index, rid in enumerate(cached.req_ids):
                 if rid in cached.resumed_req_ids:
                     ids = cached.new_block_ids[index]
-                    self._admitted(rid, cached.num_computed_tokens[index], len(ids[0]) if ids else 0, at)
+                    self._admitted(
+                        rid, cached.num_computed_tokens[index], len(ids[0]) if ids else 0, at
+                    )
                     fresh[rid] = ids
         evicted = self.blocks.evicted
         if evicted != self._evicted_told:
@@ -233,7 +267,14 @@ class StepRecorder:
         lookup = tracked.lookup if tracked.lookup >= self.begin else self.begin
         self.emitter.emit_lifecycle(
             events.Scheduled(
-                ended, tracked.key, lookup, computed, shared, blocks - shared, tracked.resumed, tracked.attempts
+                ended,
+                tracked.key,
+                lookup,
+                computed,
+                shared,
+                blocks - shared,
+                tracked.resumed,
+                tracked.attempts,
             )
         )
         if not tracked.resumed:
@@ -243,7 +284,8 @@ class StepRecorder:
         self.pending.discard(rid)
 
     def _members(self, step: OpenStep, counts: dict[str, int]) -> None:
-        """Who takes part: compared with the step before as a whole, which is the usual case and runs in C."""
+        """Who takes part: compared with the step before as a whole, which is the usual case and
+        runs in C."""
         before = self.members
         if counts.keys() == before.keys():
             step.keys = before
@@ -285,7 +327,8 @@ class StepRecorder:
     # --- the output ---
 
     def update_begins(self, output: Any, result: Any) -> None:
-        """`update_from_output` was entered for the step that `output` scheduled, with the model's `result`."""
+        """`update_from_output` was entered for the step that `output` scheduled, with the model's
+        `result`."""
         tag = getattr(output, TAG, None)
         step = self.open.pop(tag[0], None) if tag is not None else None
         self.updating = step
@@ -299,7 +342,8 @@ class StepRecorder:
         self.updating = None
 
     def update_ended(self, outputs: Any) -> Marks | None:
-        """It returned what it gives out: the step is over and is told. Returns the workers' marks."""
+        """It returned what it gives out: the step is over and is told. Returns the workers'
+        marks."""
         step, self.updating = self.updating, None
         if step is None:
             return None
@@ -308,10 +352,31 @@ class StepRecorder:
         begin = step.begin
         used, cached, free, waiting, running = step.gauges
         event = events.Step(
-            begin, step.n, _offset(step.scheduled, begin), -1, -1, -1, -1, -1, -1, _offset(step.token, begin),
-            end - begin, len(step.keys), step.total, pack_u32(step.joined), pack_u32(step.left), pack_u32(odd),
-            pack_u32(step.blocks), pack_u32(step.runs), used, cached, free, waiting, running, self.preempted,
-        )  # fmt: skip
+            begin,
+            step.n,
+            _offset(step.scheduled, begin),
+            -1,
+            -1,
+            -1,
+            -1,
+            -1,
+            -1,
+            _offset(step.token, begin),
+            end - begin,
+            len(step.keys),
+            step.total,
+            pack_u32(step.joined),
+            pack_u32(step.left),
+            pack_u32(odd),
+            pack_u32(step.blocks),
+            pack_u32(step.runs),
+            used,
+            cached,
+            free,
+            waiting,
+            running,
+            self.preempted,
+        )
         event.graph = self.graph
         if step.marks is not None:
             step.marks.fill(event)
@@ -323,7 +388,8 @@ class StepRecorder:
         return step.marks
 
     def tell_roster(self, at: int) -> None:
-        """Tell the absolute state of every request in the engine, or, when there are very many, of those that run."""
+        """Tell the absolute state of every request in the engine, or, when there are very many, of
+        those that run."""
         complete = len(self.live) <= ROSTER_ROOM
         rows: list[int] = []
         for rid in self.live if complete else list(self.told)[:ROSTER_ROOM]:
@@ -332,9 +398,13 @@ class StepRecorder:
             if tracked is None or request is None:
                 continue
             rows += (
-                tracked.key, max(0, request.num_computed_tokens), request.num_output_tokens, tracked.blocks,
-                request.num_prompt_tokens, int(rid in self.told),
-            )  # fmt: skip
+                tracked.key,
+                max(0, request.num_computed_tokens),
+                request.num_output_tokens,
+                tracked.blocks,
+                request.num_prompt_tokens,
+                int(rid in self.told),
+            )
         self.emitter.emit(events.Roster(at, self.last_told, pack_u32(rows), complete))
 
     # --- ends and preemption ---
@@ -347,11 +417,13 @@ class StepRecorder:
         tracked.finished = True
         reason = _REASONS.get(request.status.name, request.status.name.lower())
         at = self.updating.token if self.updating is not None else now()
-        # An aborted request may have been ended earlier by its front end, at a stop string: that one knows the count,
-        # and the steps tell it where the client simply left.
+        # An aborted request may have been ended earlier by its front end, at a stop string: that
+        # one knows the count, and the steps tell it where the client simply left.
         count = -1 if reason == "cancelled" else request.num_output_tokens
         self.emitter.emit_lifecycle(
-            events.Finished(at, tracked.key, reason, count, "", request.num_prompt_tokens, tracked.cached)
+            events.Finished(
+                at, tracked.key, reason, count, "", request.num_prompt_tokens, tracked.cached
+            )
         )
         return tracked
 
@@ -362,7 +434,8 @@ class StepRecorder:
         return (self.live[request.request_id].blocks, *self.blocks.counts()[1:])
 
     def release_ended(self, before: tuple[int, int, int] | None, request: Any) -> None:
-        """Its blocks are back. What neither became free nor stayed cached is held by a request that shares it."""
+        """Its blocks are back. What neither became free nor stayed cached is held by a request that
+        shares it."""
         rid = request.request_id
         tracked = self.live.get(rid)
         if before is None or tracked is None:
@@ -384,7 +457,12 @@ class StepRecorder:
         self.preempted += 1
         self.emitter.emit_lifecycle(
             events.Preempted(
-                now(), tracked.key, "recompute", request.num_computed_tokens, request.num_output_tokens, self.preempted
+                now(),
+                tracked.key,
+                "recompute",
+                request.num_computed_tokens,
+                request.num_output_tokens,
+                self.preempted,
             )
         )
         tracked.waiting = tracked.resumed = True
@@ -394,7 +472,8 @@ class StepRecorder:
 
 
 def _odd(step: OpenStep, outputs: Any) -> list[int]:
-    """(key, tokens scheduled, tokens given out) of the members for which these are not 1 and 1: usually none."""
+    """(key, tokens scheduled, tokens given out) of the members for which these are not 1 and 1:
+    usually none."""
     size = len(step.counts)
     if step.total == size:
         ones = 0
@@ -403,7 +482,9 @@ def _odd(step: OpenStep, outputs: Any) -> list[int]:
                 ones += len(out.new_token_ids) == 1
         if ones == size:
             return []
-    given = {out.request_id: len(out.new_token_ids) for some in outputs.values() for out in some.outputs}
+    given = {
+        out.request_id: len(out.new_token_ids) for some in outputs.values() for out in some.outputs
+    }
     odd: list[int] = []
     for rid, scheduled in step.counts.items():
         produced = given.get(rid, 0)

@@ -1,11 +1,12 @@
 """Hooks for vLLM's workers: the pass itself (stages 6 to 9), for both of its model runners.
 
-`RUNNERS` names the runner classes and the hooks that each needs. Runner V1 builds its inputs, runs the model and
-computes the logits in `execute_model` and samples in `sample_tokens`; runner V2 computes the logits inside `sample`.
-Module hooks give the embedding on an eager model only: inside a compiled one a Python clock would break the compiler.
+`RUNNERS` names the runner classes and the hooks that each needs. Runner V1 builds its inputs, runs
+the model and computes the logits in `execute_model` and samples in `sample_tokens`; runner V2
+computes the logits inside `sample`. Module hooks give the embedding on an eager model only: inside
+a compiled one a Python clock would break the compiler.
 
-Nothing is emitted here per step: the marks of a pass travel with its output (`vllm_marks`). On an accelerator they are
-device times, taken where the engine itself waited for the tokens.
+Nothing is emitted here per step: the marks of a pass travel with its output (`vllm_marks`). On an
+accelerator they are device times, taken where the engine itself waited for the tokens.
 """
 
 from __future__ import annotations
@@ -34,8 +35,12 @@ V1: Final = "vllm.v1.worker.gpu_model_runner"
 V2: Final = "vllm.v1.worker.gpu.model_runner"
 _V2_OUTPUT: Final = "vllm.v1.worker.gpu.async_utils:"
 
-_COMPILED: Final = "torch.compile: hooks inside the compiled pass would break it; it is a part of stage 7 here"
-_GRAPH: Final = "CUDA graph: module hooks do not run when it is replayed; it is a part of stage 7 here"
+_COMPILED: Final = (
+    "torch.compile: hooks inside the compiled pass would break it; it is a part of stage 7 here"
+)
+_GRAPH: Final = (
+    "CUDA graph: module hooks do not run when it is replayed; it is a part of stage 7 here"
+)
 
 
 class WorkerHooks:
@@ -71,17 +76,51 @@ class WorkerHooks:
         if kind == V1:
             return [
                 *rows,
-                Hook(runner + "_model_forward", (prefill,), (), before=self._forward, after=self._forwarded),
+                Hook(
+                    runner + "_model_forward",
+                    (prefill,),
+                    (),
+                    before=self._forward,
+                    after=self._forwarded,
+                ),
                 Hook(runner + "_sample", (sample,), ("logits",), after=self._sampled),
-                Hook(runner + "_bookkeeping_sync", (sample,), (), before=self._copying, after=self._copied),
-                Hook(f"{V1}:AsyncGPUModelRunnerOutput.get_output", (), before=self._awaited, after=self._arrived),
+                Hook(
+                    runner + "_bookkeeping_sync",
+                    (sample,),
+                    (),
+                    before=self._copying,
+                    after=self._copied,
+                ),
+                Hook(
+                    f"{V1}:AsyncGPUModelRunnerOutput.get_output",
+                    (),
+                    before=self._awaited,
+                    after=self._arrived,
+                ),
             ]
         return [
             *rows,
-            Hook(_V2_OUTPUT + "StepTimingCollector.forward_start", (prefill,), (), before=self._forward),
+            Hook(
+                _V2_OUTPUT + "StepTimingCollector.forward_start",
+                (prefill,),
+                (),
+                before=self._forward,
+            ),
             Hook(runner + "sample", (sample,), (), after=self._sampled),
-            Hook(_V2_OUTPUT + "AsyncOutput.get_output", (sample,), (), before=self._awaited, after=self._arrived),
-            Hook(_V2_OUTPUT + "AsyncPoolingOutput.get_output", (), (), before=self._awaited, after=self._arrived),
+            Hook(
+                _V2_OUTPUT + "AsyncOutput.get_output",
+                (sample,),
+                (),
+                before=self._awaited,
+                after=self._arrived,
+            ),
+            Hook(
+                _V2_OUTPUT + "AsyncPoolingOutput.get_output",
+                (),
+                (),
+                before=self._awaited,
+                after=self._arrived,
+            ),
         ]
 
     def boot(self) -> list[Hook]:
@@ -93,7 +132,8 @@ class WorkerHooks:
         ]
 
     def loading(self) -> Hook:
-        """The place where the weights are read and not packed away yet; only a worker has its module."""
+        """The place where the weights are read and not packed away yet; only a worker has its
+        module."""
         return Hook(_LOADED, (), ("model",), before=self._loaded)
 
     def adopt(self, worker: Any) -> None:
@@ -102,7 +142,9 @@ class WorkerHooks:
         if runner is None or (self._runner is not None and runner is self._runner()):
             return
         self._runner = ref(runner)
-        self._kind = next((cls.__module__ for cls in type(runner).__mro__ if cls.__module__ in (V1, V2)), "")
+        self._kind = next(
+            (cls.__module__ for cls in type(runner).__mro__ if cls.__module__ in (V1, V2)), ""
+        )
         config = worker.vllm_config
         self._graph = facts.graph_of(config)
         self._on_worker(worker)
@@ -131,8 +173,14 @@ class WorkerHooks:
         runner = None if self._runner is None else self._runner()
         if runner is not None and not self._kind:
             name = f"{type(runner).__module__}.{type(runner).__name__}"
-            lost = dict.fromkeys((6, 7, 8, 9), (name, f"the model runner {type(runner).__name__} is not known"))
-        forward = "StepTimingCollector.forward_start" if self._kind == V2 else "GPUModelRunner._model_forward"
+            lost = dict.fromkeys(
+                (6, 7, 8, 9), (name, f"the model runner {type(runner).__name__} is not known")
+            )
+        forward = (
+            "StepTimingCollector.forward_start"
+            if self._kind == V2
+            else "GPUModelRunner._model_forward"
+        )
         sampler = "sample" if self._kind == V2 else "_sample"
         named = {
             Stage.EMBED: "VocabParallelEmbedding → first layer",
@@ -148,7 +196,9 @@ class WorkerHooks:
             elif why and stage is Stage.EMBED:
                 self.voice.cover(stage, "unavailable", path, why)
             elif why and stage is Stage.PREFILL:
-                self.voice.cover(stage, "measured", f"{forward} → compute_logits", "the embedding is inside")
+                self.voice.cover(
+                    stage, "measured", f"{forward} → compute_logits", "the embedding is inside"
+                )
             elif parts.get(stage) in self._missing:
                 self.voice.cover(stage, "unavailable", path, self._missing[parts[stage]])
             else:
@@ -164,7 +214,9 @@ class WorkerHooks:
         # Counted before the CPU packs its weights away; a draft model comes second and is smaller.
         self._weights = max(self._weights, weights_of(model))
 
-    def _initialised(self, _token: Any, _result: Any, wrapper: Any, *_args: Any, **_kwargs: Any) -> None:
+    def _initialised(
+        self, _token: Any, _result: Any, wrapper: Any, *_args: Any, **_kwargs: Any
+    ) -> None:
         self.adopt(wrapper.worker)
 
     def _model(self, model: Any, runner: Any) -> None:
@@ -208,14 +260,24 @@ class WorkerHooks:
         self._models.setdefault(model, [])
 
     def _modules(self, model: Any) -> None:
-        embedding = next((m for m in model.modules() if type(m).__name__ == "VocabParallelEmbedding"), None)
+        embedding = next(
+            (m for m in model.modules() if type(m).__name__ == "VocabParallelEmbedding"), None
+        )
         layers = decoder_layers(model)
-        first = None if layers is None else next((m for m in layers if type(m).__name__ != "PPMissingLayer"), None)
+        first = (
+            None
+            if layers is None
+            else next((m for m in layers if type(m).__name__ != "PPMissingLayer"), None)
+        )
         if embedding is None or first is None:
-            self._missing["embed"] = "its embedding was not found" if embedding is None else "its layers were not found"
+            self._missing["embed"] = (
+                "its embedding was not found" if embedding is None else "its layers were not found"
+            )
             return
         for module, part in ((embedding, "embed"), (first, "layers")):
-            self._models.setdefault(model, []).append(module.register_forward_pre_hook(self._pre(part)))
+            self._models.setdefault(model, []).append(
+                module.register_forward_pre_hook(self._pre(part))
+            )
 
     def _pre(self, part: str) -> Callable[..., None]:
         def hook(_module: Any, _args: Any) -> None:
@@ -315,7 +377,8 @@ class WorkerHooks:
         setattr(output, TAG, marks.pack())
 
     def _device_times(self, marks: Marks, clock: DeviceClock) -> None:
-        """Replace launch times by device times, now that the tokens are there and so is every event before them."""
+        """Replace launch times by device times, now that the tokens are there and so is every event
+        before them."""
         step = events.Step(marks.begin, marks.n)
         waited = marks.wait
         marks.fill(step)
@@ -329,8 +392,8 @@ class WorkerHooks:
 
 
 def _unbound(method: Any) -> Callable[..., Any]:
-    """The same method, without holding its object: an object that holds a method of its own lives until garbage is
-    collected."""
+    """The same method, without holding its object: an object that holds a method of its own lives
+    until garbage is collected."""
     function, alive = method.__func__, ref(method.__self__)
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,10 @@
-"""Runs the real engine and writes down what the hooks told: ``python -m tests.analysis.engine_runs MODEL OUT``.
+"""Runs the real engine and writes down what the hooks told: ``python -m tests.analysis.engine_runs
+MODEL OUT``.
 
-The clock of the events, and of the arrivals, is the CPU time of the process. The engine has one thread, so on a quiet
-machine that is the wall clock; on a busy one it leaves out what other programs took. Nothing else differs from an
-engine at work. Each run of the plan ends up in OUT as a stream of frames.
+The clock of the events, and of the arrivals, is the CPU time of the process. The engine has one
+thread, so on a quiet machine that is the wall clock; on a busy one it leaves out what other
+programs took. Nothing else differs from an engine at work. Each run of the plan ends up in OUT as a
+stream of frames.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import Any
 
 import engine_hooks.protocol.clock
 
-engine_hooks.protocol.clock.now = time.process_time_ns  # type: ignore[misc]  # before any hook has taken it over
+# before any hook has taken it over
+engine_hooks.protocol.clock.now = time.process_time_ns  # type: ignore[misc]
 
 os.environ.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="PASSIVE", TOKENIZERS_PARALLELISM="false")
 
@@ -29,7 +32,9 @@ def play(model: Any, plan: dict[str, Any]) -> tuple[list[Any], float]:
     from engine_hooks.base.emitter import emitter
     from tests.hooks.collect import Collector
 
-    generation = GenerationConfig(max_new_tokens=64, do_sample=False, eos_token_id=-1, pad_token_id=2)
+    generation = GenerationConfig(
+        max_new_tokens=64, do_sample=False, eos_token_id=-1, pad_token_id=2
+    )
     settings = ContinuousBatchingConfig(
         page_size=16, num_blocks=plan["blocks"], max_batch_tokens=plan["tokens"],
         max_requests_per_batch=plan["slots"], allow_block_sharing=plan["share"],
@@ -48,7 +53,8 @@ def play(model: Any, plan: dict[str, Any]) -> tuple[list[Any], float]:
                 _await(manager, 1)
                 start, done, arrivals = time.process_time(), 0, plan["arrivals"]
                 for number, (at, ids, output) in enumerate(arrivals):
-                    # An engine with nothing to do uses no CPU time: the clock would stand still, so the next one comes.
+                    # An engine with nothing to do uses no CPU time: the clock would stand still, so
+                    # the next one comes.
                     while time.process_time() - start < at and done < number:
                         done += _finished(manager)
                     manager.add_request(ids, max_new_tokens=output, request_id=f"r{number}")
@@ -76,7 +82,9 @@ def main(model_folder: str, out: str) -> None:
     from engine_hooks.protocol.frames import encode_events
 
     torch.set_num_threads(1)
-    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.bfloat16, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_pretrained(
+        model_folder, dtype=torch.bfloat16, attn_implementation="sdpa"
+    )
     for name, plan in json.load(sys.stdin).items():
         events, seconds = play(model, plan)
         with (Path(out) / name).open("wb") as file:

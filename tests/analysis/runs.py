@@ -20,8 +20,8 @@ from tracer.state.trace_state import TraceState
 
 @dataclass(frozen=True)
 class Plan:
-    """One run: engine settings, and requests of `shared` common tokens, then 16 to `prompt` own ones, that ask for 6 to
-    `output` tokens and come at `rate` a second."""
+    """One run: engine settings, and requests of `shared` common tokens, then 16 to `prompt` own
+    ones, that ask for 6 to `output` tokens and come at `rate` a second."""
 
     requests: int = 12
     rate: float = 3.0
@@ -40,11 +40,18 @@ class Plan:
         common = [draw.randrange(100, 40_000) for _ in range(self.shared)]
         at, arrivals = 0.0, []
         for _ in range(self.requests):
-            ids = common + [draw.randrange(100, 40_000) for _ in range(draw.randint(16, self.prompt))]
+            ids = common + [
+                draw.randrange(100, 40_000) for _ in range(draw.randint(16, self.prompt))
+            ]
             arrivals.append((at, ids, draw.randint(6, self.output)))
             at += draw.expovariate(self.rate)
-        return {"tokens": self.tokens, "slots": self.slots, "blocks": self.blocks, "share": self.share,
-                "arrivals": arrivals}  # fmt: skip
+        return {
+            "tokens": self.tokens,
+            "slots": self.slots,
+            "blocks": self.blocks,
+            "share": self.share,
+            "arrivals": arrivals,
+        }
 
 
 @dataclass
@@ -63,10 +70,19 @@ def play(model: Path, plans: dict[str, Plan], timeout_s: float) -> Runs:
         root = Path(__file__).parents[2]
         done = subprocess.run(
             [sys.executable, "-m", "tests.analysis.engine_runs", str(model), folder],
-            input=json.dumps({name: plan.document() for name, plan in plans.items()}), cwd=root, text=True,
-            capture_output=True, timeout=timeout_s, check=False,
-            env={**os.environ, "TRACER_SOCKET_DIR": str(sockets), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        )  # fmt: skip
+            input=json.dumps({name: plan.document() for name, plan in plans.items()}),
+            cwd=root,
+            text=True,
+            capture_output=True,
+            timeout=timeout_s,
+            check=False,
+            env={
+                **os.environ,
+                "TRACER_SOCKET_DIR": str(sockets),
+                "OMP_NUM_THREADS": "1",
+                "HF_HUB_OFFLINE": "1",
+            },
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         runs = Runs(log=done.stdout)
         for name in plans:

@@ -29,7 +29,10 @@ LLAMA = load_model("llama-3.1-8b")
 
 
 def made(
-    workload: Workload | None = None, device: Device = H100, model: str = "llama-3.1-8b", **more: object
+    workload: Workload | None = None,
+    device: Device = H100,
+    model: str = "llama-3.1-8b",
+    **more: object,
 ) -> Budget:
     """A budget on the reference device unless said otherwise."""
     return budget(load_model(model), device, workload or Workload(), **more)  # type: ignore[arg-type]
@@ -54,7 +57,9 @@ def test_a_cached_prompt_is_bound_by_the_read_of_the_weights() -> None:
     hit = made(Workload(cached=1900)).stage(Stage.PREFILL)
     assert hit.bound_by == "memory bandwidth"
     assert hit.arithmetic_ms < hit.bandwidth_ms <= hit.ms
-    alone = made(Workload(cached=1900), efficiency=Efficiency(roofline=Roofline.SINGLE)).stage(Stage.PREFILL)
+    alone = made(Workload(cached=1900), efficiency=Efficiency(roofline=Roofline.SINGLE)).stage(
+        Stage.PREFILL
+    )
     assert alone.ms == pytest.approx(4.58, abs=0.01)
 
 
@@ -86,7 +91,9 @@ def test_with_long_contexts_no_batch_reaches_the_ridge() -> None:
 def test_the_ways_to_combine_are_ordered(roofline: Roofline) -> None:
     work = Workload(prompt=300, batch=64, context=300)
     took = {each: made(work, efficiency=Efficiency(roofline=each)).total_ms for each in Roofline}
-    assert took[Roofline.SINGLE] <= took[Roofline.MAX] <= took[Roofline.SMOOTH] <= took[Roofline.SUM]
+    assert (
+        took[Roofline.SINGLE] <= took[Roofline.MAX] <= took[Roofline.SMOOTH] <= took[Roofline.SUM]
+    )
     assert took[roofline] > 0
 
 
@@ -95,7 +102,9 @@ def test_chunks_read_the_weights_each_and_the_total_shows_it() -> None:
     assert (whole.chunks, cut.chunks) == (1, 8)
     assert cut.stage(Stage.PREFILL).ms > whole.stage(Stage.PREFILL).ms
     # Whatever the cut, the arithmetic is the same.
-    assert cut.stage(Stage.PREFILL).arithmetic_ms == pytest.approx(whole.stage(Stage.PREFILL).arithmetic_ms)
+    assert cut.stage(Stage.PREFILL).arithmetic_ms == pytest.approx(
+        whole.stage(Stage.PREFILL).arithmetic_ms
+    )
     ragged = made(Workload(prompt=4097, chunk=512))
     assert ragged.chunks == 9
     assert ragged.stage(Stage.EMBED).ms < cut.stage(Stage.EMBED).ms  # one token in the last pass
@@ -126,8 +135,12 @@ def test_devices_share_the_work_but_pay_for_the_links() -> None:
 
 def test_heads_that_do_not_divide_are_kept_more_than_once() -> None:
     room = 100 * 2**30
-    few = capacity(load_model("qwen2.5-7b"), H100, tp=8, pool_bytes=room)  # four KV heads on eight devices
-    assert few.kv_bytes_per_token == 2 * capacity(load_model("qwen2.5-7b"), H100, pool_bytes=room).kv_bytes_per_token
+    # four KV heads on eight devices
+    few = capacity(load_model("qwen2.5-7b"), H100, tp=8, pool_bytes=room)
+    assert (
+        few.kv_bytes_per_token
+        == 2 * capacity(load_model("qwen2.5-7b"), H100, pool_bytes=room).kv_bytes_per_token
+    )
 
 
 def test_speculation_pays_for_its_drafts() -> None:
@@ -146,7 +159,9 @@ def test_only_the_experts_that_are_chosen_are_read() -> None:
     crowd = made(Workload(prompt=10, output=2, batch=64, context=10), model="mixtral-8x7b")
     dense = load_model("mixtral-8x7b").active_params * 2
     assert alone.stage(Stage.DECODE).bytes == pytest.approx(dense, rel=0.01)
-    assert crowd.stage(Stage.DECODE).bytes == pytest.approx(load_model("mixtral-8x7b").weight_bytes, rel=0.02)
+    assert crowd.stage(Stage.DECODE).bytes == pytest.approx(
+        load_model("mixtral-8x7b").weight_bytes, rel=0.02
+    )
 
 
 def test_the_host_adds_to_each_step() -> None:
@@ -182,41 +197,80 @@ def test_a_slider_can_drive_it() -> None:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(
-    name=st.sampled_from(sorted(PRESETS)), device=st.sampled_from(sorted(DEVICES)), prompt=st.integers(1, 200_000),
-    hit=st.floats(0, 1), output=st.integers(1, 5000), batch=st.integers(1, 2000), context=st.integers(0, 100_000),
-    chunk=st.integers(0, 8192), tp=st.sampled_from([1, 2, 8]), counting=st.sampled_from(list(Counting)),
+    name=st.sampled_from(sorted(PRESETS)),
+    device=st.sampled_from(sorted(DEVICES)),
+    prompt=st.integers(1, 200_000),
+    hit=st.floats(0, 1),
+    output=st.integers(1, 5000),
+    batch=st.integers(1, 2000),
+    context=st.integers(0, 100_000),
+    chunk=st.integers(0, 8192),
+    tp=st.sampled_from([1, 2, 8]),
+    counting=st.sampled_from(list(Counting)),
     roofline=st.sampled_from(list(Roofline)),
-)  # fmt: skip
+)
 def test_whatever_is_asked_the_figures_are_sane(
-    name: str, device: str, prompt: int, hit: float, output: int, batch: int, context: int, chunk: int, tp: int,
-    counting: Counting, roofline: Roofline,
-) -> None:  # fmt: skip
+    name: str,
+    device: str,
+    prompt: int,
+    hit: float,
+    output: int,
+    batch: int,
+    context: int,
+    chunk: int,
+    tp: int,
+    counting: Counting,
+    roofline: Roofline,
+) -> None:
     if 0 < chunk < batch:
         chunk += batch
     workload = Workload(prompt, int(hit * (prompt - 1)), output, batch, context, chunk)
-    one = budget(load_model(name), DEVICES[device], workload, Efficiency(roofline=roofline), counting=counting, tp=tp)
+    one = budget(
+        load_model(name),
+        DEVICES[device],
+        workload,
+        Efficiency(roofline=roofline),
+        counting=counting,
+        tp=tp,
+    )
     assert all(row.ms >= 0 and row.flops >= 0 and row.bytes >= 0 for row in one.stages)
     assert 0 < one.ttft_ms <= one.total_ms
     assert one.itl_first_ms <= one.itl_ms * 1.0001 <= one.itl_last_ms * 1.001
     assert sentence(one).endswith(".")
-    longer = budget(load_model(name), DEVICES[device], replace(workload, prompt=prompt + 100), one.efficiency,
-                    counting=counting, tp=tp)  # fmt: skip
+    longer = budget(
+        load_model(name),
+        DEVICES[device],
+        replace(workload, prompt=prompt + 100),
+        one.efficiency,
+        counting=counting,
+        tp=tp,
+    )
     assert longer.total_ms > one.total_ms
 
 
 @pytest.mark.parametrize(
     "asked",
-    [{"prompt": 0}, {"prompt": -1}, {"cached": 2000}, {"output": 0}, {"batch": 0}, {"context": -1}, {"prompt": 10**12},
-     {"chunk": 4, "batch": 8}, {"speculation": Speculation(0)}, {"speculation": Speculation(4, 1.5)},
-     {"speculation": Speculation(4, 0.5, float("nan"))}],
-)  # fmt: skip
+    [
+        {"prompt": 0},
+        {"prompt": -1},
+        {"cached": 2000},
+        {"output": 0},
+        {"batch": 0},
+        {"context": -1},
+        {"prompt": 10**12},
+        {"chunk": 4, "batch": 8},
+        {"speculation": Speculation(0)},
+        {"speculation": Speculation(4, 1.5)},
+        {"speculation": Speculation(4, 0.5, float("nan"))},
+    ],
+)
 def test_a_workload_that_makes_no_sense_is_refused_in_one_line(asked: dict[str, object]) -> None:
     with pytest.raises(AnalysisError) as caught:
         Workload(**asked)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 
-# --- capacity -----------------------------------------------------------------------------------------------------
+# --- capacity -------------------------------------------------------------------------------------
 
 
 def test_the_pool_is_what_weights_and_activations_leave() -> None:
@@ -248,14 +302,15 @@ def test_throughput_rises_with_the_batch_and_less_and_less() -> None:
 
 
 def test_throughput_agrees_with_the_published_one_of_the_h100() -> None:
-    """TensorRT-LLM's overview says 14,325 tok/s for 128 in, 4,096 out, and 3,450 for 2,048 in, 128 out."""
+    """TensorRT-LLM's overview says 14,325 tok/s for 128 in, 4,096 out, and 3,450 for 2,048 in, 128
+    out."""
     model = LLAMA.quantised("fp8", "fp8")
     costs = Costs(model, H100, Efficiency(), Counting.EXACT)
     assert throughput(costs, 128, 4096, 233) == pytest.approx(14_325, rel=0.05)
     assert throughput(costs, 2048, 128, 453) == pytest.approx(3_450, rel=0.15)
 
 
-# --- words --------------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 def test_the_sentence_says_what_binds() -> None:
@@ -268,6 +323,12 @@ def test_the_sentence_says_what_binds() -> None:
 
 def test_what_is_left_out_is_said() -> None:
     said = " ".join(reference().assumptions)
-    for word in ("textbook", "ridge", "2-norm", "no gap between steps", "without the input embedding"):
+    for word in (
+        "textbook",
+        "ridge",
+        "2-norm",
+        "no gap between steps",
+        "without the input embedding",
+    ):
         assert word in said
     assert "left out" in " ".join(reference(ignore_kv=True).assumptions)

@@ -24,7 +24,9 @@ def options(*arguments: str) -> argparse.Namespace:
 
 
 def test_the_document_has_the_reference_figures() -> None:
-    _, document = budget_main(options("--model", "llama-3.1-8b", "--device", "h100-sxm", "--prompt", "2000"))
+    _, document = budget_main(
+        options("--model", "llama-3.1-8b", "--device", "h100-sxm", "--prompt", "2000")
+    )
     assert list(document["stages"]) == [stage.id for stage in Stage]
     assert document["stages"]["prefill"]["ms"] == pytest.approx(86.5, rel=0.005)
     assert document["stages"]["prefill"]["bound_by"] == "arithmetic"
@@ -41,17 +43,32 @@ def test_the_document_has_the_reference_figures() -> None:
 
 def test_every_flag_reaches_the_budget() -> None:
     arguments = (
-        "--model mixtral-8x7b --device h200 --prompt 32k --cached 1,000 --output 1_000 --batch 32 --context 2000 "
-        "--chunk 4096 --draft 3 --accept 0.6 --draft-cost 0.1 --tp 2 --weights fp8 --kv-dtype fp8 --mfu 0.5 --mbu 0.7 "
-        "--host-ms 1 --host-us 10 --front-end 5 --roofline max --count exact --ignore-kv --kv-pool 100 --longest 4096 "
+        "--model mixtral-8x7b --device h200 --prompt 32k --cached 1,000 --output 1_000 --batch 32 "
+        "--context 2000 "
+        "--chunk 4096 --draft 3 --accept 0.6 --draft-cost 0.1 --tp 2 --weights fp8 --kv-dtype fp8 "
+        "--mfu 0.5 --mbu 0.7 "
+        "--host-ms 1 --host-us 10 --front-end 5 --roofline max --count exact --ignore-kv --kv-pool "
+        "100 --longest 4096 "
         "--mean-tokens 1000 --block-size 32"
     )
     text, document = budget_main(options(*arguments.split()))
     work, tuned = document["workload"], document["efficiency"]
-    assert (work["prompt"], work["cached"], work["output"], work["batch"]) == (32_768, 1000, 1000, 32)
+    assert (work["prompt"], work["cached"], work["output"], work["batch"]) == (
+        32_768,
+        1000,
+        1000,
+        32,
+    )
     assert work["speculation"]["draft"] == 3
-    assert tuned == {"mfu": 0.5, "mbu": 0.7, "host_ms": 1.0, "host_us": 10.0, "roofline": "max", "count": "exact",
-                     "ignore_kv": True}  # fmt: skip
+    assert tuned == {
+        "mfu": 0.5,
+        "mbu": 0.7,
+        "host_ms": 1.0,
+        "host_us": 10.0,
+        "roofline": "max",
+        "count": "exact",
+        "ignore_kv": True,
+    }
     assert document["model"]["weight_dtype"] == document["model"]["kv_dtype"] == "fp8"
     assert document["device"]["count"] == 2
     assert document["kv_pool_bytes"] == 100 * 2**30
@@ -79,9 +96,17 @@ def test_the_longest_stage_has_the_longest_bar() -> None:
 def test_a_folder_can_be_asked_about(tmp_path: Path) -> None:
     folder = tmp_path / "evil\x1b]0;name"
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({
-        "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100,
-    }))  # fmt: skip
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "llama",
+                "num_hidden_layers": 2,
+                "hidden_size": 64,
+                "num_attention_heads": 4,
+                "vocab_size": 100,
+            }
+        )
+    )
     text, document = budget_main(options("--model", str(folder), "--device", "l4"))
     assert "\x1b" not in text
     assert "\x1b" not in json.dumps(document, ensure_ascii=False)
@@ -90,23 +115,47 @@ def test_a_folder_can_be_asked_about(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--model", "gpt-17"], ["--device", "abacus"], ["--cached", "2000"], ["--chunk", "8", "--batch", "9"],
-     ["--kv-pool", "1e99"]],
-)  # fmt: skip
-def test_what_cannot_be_is_refused_in_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    [
+        ["--model", "gpt-17"],
+        ["--device", "abacus"],
+        ["--cached", "2000"],
+        ["--chunk", "8", "--batch", "9"],
+        ["--kv-pool", "1e99"],
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises((AnalysisError, SystemExit)) as caught:
         budget_main(options(*arguments))
-    said = str(caught.value) if isinstance(caught.value, AnalysisError) else capsys.readouterr().err.splitlines()[-1]
+    said = (
+        str(caught.value)
+        if isinstance(caught.value, AnalysisError)
+        else capsys.readouterr().err.splitlines()[-1]
+    )
     assert said
     assert "\n" not in said
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--prompt", "0"], ["--prompt", "-1"], ["--prompt", "many"], ["--prompt", "1e9"], ["--mfu", "0"], ["--mfu", "nan"],
-     ["--mbu", "1.1"], ["--tp", "0"], ["--accept", "2"], ["--weights", "fp3"], ["--roofline", "flat"]],
-)  # fmt: skip
-def test_a_flag_out_of_range_is_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    [
+        ["--prompt", "0"],
+        ["--prompt", "-1"],
+        ["--prompt", "many"],
+        ["--prompt", "1e9"],
+        ["--mfu", "0"],
+        ["--mfu", "nan"],
+        ["--mbu", "1.1"],
+        ["--tp", "0"],
+        ["--accept", "2"],
+        ["--weights", "fp3"],
+        ["--roofline", "flat"],
+    ],
+)
+def test_a_flag_out_of_range_is_wrong_usage(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         options(*arguments)
     assert caught.value.code == 2

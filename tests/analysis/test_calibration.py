@@ -45,18 +45,21 @@ def on_l4(engine: EngineView) -> EngineView:
 
 
 def over(snapshot: Snapshot) -> RequestView:
-    return next(view for view in snapshot.requests if view.closed is not None and view.output_tokens > 20)
+    return next(
+        view for view in snapshot.requests if view.closed is not None and view.output_tokens > 20
+    )
 
 
 KEYS = st.sampled_from(["schema", "processor", "fits", "name", "flops"])
 VALUES = st.recursive(
     st.none() | st.booleans() | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=8,
-)  # fmt: skip
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=8,
+)
 """JSON with some of the words that the file has."""
 
 
-# --- the file ---------------------------------------------------------------------------------------------------------
+# --- the file -------------------------------------------------------------------------------------
 
 
 def test_a_processor_that_was_measured_is_known_and_takes_the_threads_of_the_engine(
@@ -68,7 +71,10 @@ def test_a_processor_that_was_measured_is_known_and_takes_the_threads_of_the_eng
     known, reason = load(path).device(engine)
     assert known is not None
     assert (known.bf16, known.bandwidth, reason) == (2e11, 3e10, "")
-    four = replace(engine, facts=tuple((name, 4 if name == "threads" else value) for name, value in engine.facts))
+    four = replace(
+        engine,
+        facts=tuple((name, 4 if name == "threads" else value) for name, value in engine.facts),
+    )
     threaded, _ = load(path).device(four)
     assert threaded is not None
     assert threaded.bf16 == 8e11
@@ -86,9 +92,15 @@ def test_another_machines_processor_is_not_believed(
 
 @pytest.mark.parametrize(
     ("device", "words"),
-    [("cuda:0", "did not name its device"), ("", "did not name its device"), ("Abacus 9000", "no peaks are known")],
+    [
+        ("cuda:0", "did not name its device"),
+        ("", "did not name its device"),
+        ("Abacus 9000", "no peaks are known"),
+    ],
 )
-def test_a_device_that_is_not_known_has_a_reason(engine: EngineView, device: str, words: str) -> None:
+def test_a_device_that_is_not_known_has_a_reason(
+    engine: EngineView, device: str, words: str
+) -> None:
     found, reason = Calibration().device(replace(engine, device=device))
     assert found is None
     assert words in reason
@@ -109,7 +121,9 @@ def test_a_fit_is_kept_for_engines_of_its_kind_alone(engine: EngineView, tmp_pat
     assert "fitted" in basis.text
 
 
-def test_only_so_many_engines_are_kept_and_the_newest_stay(engine: EngineView, tmp_path: Path) -> None:
+def test_only_so_many_engines_are_kept_and_the_newest_stay(
+    engine: EngineView, tmp_path: Path
+) -> None:
     path, made = tmp_path / "c.json", fit(steps(step_model(LLAMA, L4), 60), LLAMA, L4, resamples=1)
     for number in range(calibration.KEPT + 3):
         keep_fit(replace(engine, version=str(number)), made, path)
@@ -119,7 +133,11 @@ def test_only_so_many_engines_are_kept_and_the_newest_stay(engine: EngineView, t
     assert load(path).fitted(replace(engine, version="0")) is None
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.binary(max_size=200) | VALUES.map(lambda value: json.dumps(value).encode()))
 def test_no_content_of_the_file_is_an_error(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "c.json"
@@ -131,7 +149,12 @@ def test_figures_that_make_no_sense_are_not_used(engine: EngineView, tmp_path: P
     path = tmp_path / "c.json"
     made = fit(steps(step_model(LLAMA, L4), 60), LLAMA, L4, resamples=1)
     keep_fit(on_l4(engine), made, path)
-    for name, value in (("weights_ms", 0.0), ("token_ms", -1.0), ("gap_ms", 1e300), ("roofline", "flat")):
+    for name, value in (
+        ("weights_ms", 0.0),
+        ("token_ms", -1.0),
+        ("gap_ms", 1e300),
+        ("roofline", "flat"),
+    ):
         told = json.loads(path.read_text())
         told["fits"] = {key: {**kept, name: value} for key, kept in told["fits"].items()}
         (tmp_path / "bad.json").write_text(json.dumps(told))
@@ -142,7 +165,7 @@ def test_figures_that_make_no_sense_are_not_used(engine: EngineView, tmp_path: P
     assert load(path).device(engine) == (None, UNMEASURED)
 
 
-# --- expected beside measured -----------------------------------------------------------------------------------------
+# --- expected beside measured ---------------------------------------------------------------------
 
 
 def test_expected_values_are_those_of_the_model(engine: EngineView, snapshot: Snapshot) -> None:
@@ -155,7 +178,9 @@ def test_expected_values_are_those_of_the_model(engine: EngineView, snapshot: Sn
     assert first == pytest.approx(sum(ms for stage, ms in told.items() if stage < Stage.STREAM))
 
 
-def test_nothing_is_expected_where_the_basis_says_why_not(engine: EngineView, snapshot: Snapshot) -> None:
+def test_nothing_is_expected_where_the_basis_says_why_not(
+    engine: EngineView, snapshot: Snapshot
+) -> None:
     beside, view = Beside(Calibration()), over(snapshot)
     assert beside.basis(engine).text == UNMEASURED
     assert beside.stages(engine, view) == {}
@@ -169,7 +194,10 @@ def test_nothing_is_expected_where_the_basis_says_why_not(engine: EngineView, sn
 
 
 def test_alike_requests_are_reckoned_once(engine: EngineView, snapshot: Snapshot) -> None:
-    beside, view = Beside(Calibration()), replace(over(snapshot), prompt_tokens=1000, cached_tokens=0)
+    beside, view = (
+        Beside(Calibration()),
+        replace(over(snapshot), prompt_tokens=1000, cached_tokens=0),
+    )
     one = beside.first_ms(on_l4(engine), view)
     assert beside.first_ms(on_l4(engine), replace(view, prompt_tokens=1003)) == one
     longer = beside.first_ms(on_l4(engine), replace(view, prompt_tokens=2000, chunks=()))
@@ -179,7 +207,7 @@ def test_alike_requests_are_reckoned_once(engine: EngineView, snapshot: Snapshot
     assert beside.first_ms(on_l4(engine), replace(view, prompt_tokens=None)) is None
 
 
-# --- token 1 against token 2 ------------------------------------------------------------------------------------------
+# --- token 1 against token 2 ----------------------------------------------------------------------
 
 
 def test_the_first_token_is_dear_in_arithmetic_and_the_others_in_bandwidth() -> None:
@@ -189,7 +217,10 @@ def test_the_first_token_is_dear_in_arithmetic_and_the_others_in_bandwidth() -> 
     assert balance(h100, "bf16") == pytest.approx(295, abs=1)
     assert one.intensity > 1900
     assert two.intensity < 1.1
-    assert (one.bound_by(h100, "bf16"), two.bound_by(h100, "bf16")) == ("arithmetic", "memory bandwidth")
+    assert (one.bound_by(h100, "bf16"), two.bound_by(h100, "bf16")) == (
+        "arithmetic",
+        "memory bandwidth",
+    )
     assert one.weight_bytes == two.weight_bytes == pytest.approx(15.01e9, rel=0.001)
     assert two.kv_bytes == 2000 * 131_072
     made = budget(LLAMA, h100, Workload(), counting=Counting.EXACT)

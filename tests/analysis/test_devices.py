@@ -15,7 +15,8 @@ def test_every_preset_has_a_source_and_sensible_figures() -> None:
     for name, found in DEVICES.items():
         assert found.name == name
         assert found.source
-        # More than ten and less than a thousand FLOPs for each byte: anything else is a slip of a unit.
+        # More than ten and less than a thousand FLOPs for each byte: anything else is a slip of a
+        # unit.
         assert 50 < found.bf16 / found.bandwidth < 1000
         assert 20 * 2**30 < found.memory < 300 * 2**30
         assert found.fp8 in (0.0, pytest.approx(2 * found.bf16, rel=0.02))
@@ -39,10 +40,16 @@ def test_a_narrow_dtype_runs_at_the_next_wider_rate_where_there_is_none() -> Non
 
 @pytest.mark.parametrize(
     ("told", "name"),
-    [("NVIDIA H100 80GB HBM3", "h100-sxm"), ("NVIDIA H100 PCIe", "h100-pcie"), ("NVIDIA A100-SXM4-40GB", "a100-40"),
-     ("NVIDIA L4", "l4"), ("NVIDIA L40S", "l40s"), ("NVIDIA GeForce RTX 4090", "rtx-4090"),
-     ("AMD Instinct MI300X", "mi300x")],
-)  # fmt: skip
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("AMD Instinct MI300X", "mi300x"),
+    ],
+)
 def test_a_device_is_known_by_what_its_driver_calls_it(told: str, name: str) -> None:
     assert device_told(told) is DEVICES[name]
 
@@ -55,7 +62,8 @@ def test_this_machine_is_measured_once_and_quickly() -> None:
     devices._measured.cache_clear()
     begin = time.process_time()
     found = device("cpu")
-    assert time.process_time() - begin < 2.5  # CPU time: on a busy machine the wall clock says nothing
+    # CPU time: on a busy machine the wall clock says nothing
+    assert time.process_time() - begin < 2.5
     assert this_cpu().bandwidth == found.bandwidth
     assert this_cpu(4).bf16 == 4 * found.bf16
     assert 1e9 < found.bf16 < 1e13

@@ -23,19 +23,44 @@ H100 = DEVICES["h100-sxm"]
 LLAMA = load_model("llama-3.1-8b")
 
 
-def request(prompt: int | None, output: int, cached: int = 0, chunks: tuple[int, ...] = ()) -> RequestView:
+def request(
+    prompt: int | None, output: int, cached: int = 0, chunks: tuple[int, ...] = ()
+) -> RequestView:
     """A request that went through."""
     passes = tuple(ChunkView(n, tokens, 0, 1) for n, tokens in enumerate(chunks))
-    return RequestView("r", ("e", 1), "e", Phase.DONE, 0, 1, (), (), prompt_tokens=prompt, output_tokens=output,
-                       cached_tokens=cached, chunks=passes)  # fmt: skip
+    return RequestView(
+        "r",
+        ("e", 1),
+        "e",
+        Phase.DONE,
+        0,
+        1,
+        (),
+        (),
+        prompt_tokens=prompt,
+        output_tokens=output,
+        cached_tokens=cached,
+        chunks=passes,
+    )
 
 
-@pytest.mark.parametrize("workload", [Workload(), Workload(cached=1900), Workload(prompt=30_000, output=50)])
+@pytest.mark.parametrize(
+    "workload", [Workload(), Workload(cached=1900), Workload(prompt=30_000, output=50)]
+)
 def test_alone_it_expects_what_the_budget_says(workload: Workload) -> None:
     made = budget(LLAMA, H100, workload, counting=Counting.EXACT)
-    expected = Expectation(LLAMA, H100).stages(request(workload.prompt, workload.output, workload.cached))
+    expected = Expectation(LLAMA, H100).stages(
+        request(workload.prompt, workload.output, workload.cached)
+    )
     assert set(expected) == set(Stage)
-    for stage in (Stage.RECEIVE, Stage.TOKENISE, Stage.PREFILL, Stage.LM_HEAD, Stage.DECODE, Stage.TEARDOWN):
+    for stage in (
+        Stage.RECEIVE,
+        Stage.TOKENISE,
+        Stage.PREFILL,
+        Stage.LM_HEAD,
+        Stage.DECODE,
+        Stage.TEARDOWN,
+    ):
         assert expected[stage] == pytest.approx(made.stage(stage).ms, rel=0.06, abs=0.02), stage
 
 
@@ -46,7 +71,9 @@ def test_chunks_and_neighbours_lengthen_it() -> None:
     planned = engine.stages(request(4096, 10))
     assert cut[Stage.PREFILL] > whole[Stage.PREFILL]
     assert planned[Stage.PREFILL] == pytest.approx(cut[Stage.PREFILL], rel=1e-9)
-    crowded = engine.stages(request(4096, 10, chunks=(512,) * 8), batch=64, context_tokens=64 * 3000)
+    crowded = engine.stages(
+        request(4096, 10, chunks=(512,) * 8), batch=64, context_tokens=64 * 3000
+    )
     for stage in (Stage.ADMISSION, Stage.PREFILL, Stage.DECODE):
         assert crowded[stage] > cut[stage]
 
@@ -90,7 +117,13 @@ def test_with_a_fit_the_expected_is_close_to_the_measured() -> None:
     places = {each.n: number for number, each in enumerate(seen.steps)}
     for view in snapshot.requests:
         row = view.stages[Stage.DECODE - 1]
-        if row.ms is None or row.begin is None or row.end is None or view.output_tokens < 10 or not view.chunks:
+        if (
+            row.ms is None
+            or row.begin is None
+            or row.end is None
+            or view.output_tokens < 10
+            or not view.chunks
+        ):
             continue
         first = places[view.chunks[-1].step] + 1
         steps = seen.steps[first : first + view.output_tokens - 1]

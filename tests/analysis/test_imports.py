@@ -6,10 +6,16 @@ import subprocess
 import sys
 
 MODULES = (
-    "tracer.analysis.budget.budget", "tracer.analysis.beside.expected", "tracer.analysis.fit.fit", "tracer.analysis.budget.modelled",
-    "tracer.analysis.budget.options", "tracer.analysis.budget.reference", "tracer.analysis.whatif.whatif", "tracer.export.budget_text",
+    "tracer.analysis.budget.budget",
+    "tracer.analysis.beside.expected",
+    "tracer.analysis.fit.fit",
+    "tracer.analysis.budget.modelled",
+    "tracer.analysis.budget.options",
+    "tracer.analysis.budget.reference",
+    "tracer.analysis.whatif.whatif",
+    "tracer.export.budget_text",
     "tracer.export.whatif_text",
-)  # fmt: skip
+)
 
 
 def test_no_screen_and_no_engine_is_loaded() -> None:
@@ -17,5 +23,7 @@ def test_no_screen_and_no_engine_is_loaded() -> None:
         f"import sys; [__import__(name) for name in {MODULES!r}]; "
         "print(sorted({'textual', 'torch', 'transformers', 'vllm', 'asyncio'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,5 @@
-"""``tracer budget --fit`` and ``--what-if`` on recordings, and the expected column of ``tracer show``."""
+"""``tracer budget --fit`` and ``--what-if`` on recordings, and the expected column of ``tracer
+show``."""
 
 from __future__ import annotations
 
@@ -38,7 +39,14 @@ def test_a_recording_calibrates_its_engine_and_expected_values_follow_from_it(
     assert run("budget", "--fit", str(RECORDING)) == 0
     text = capsys.readouterr().out
     assert re.search(r"decode runs at \d+% of the memory bandwidth of ", text)
-    for words in ("MFU", "MBU", "host overhead of a step", "90 % of resamples", "on steps it has not seen", "Kept in"):
+    for words in (
+        "MFU",
+        "MBU",
+        "host overhead of a step",
+        "90 % of resamples",
+        "on steps it has not seen",
+        "Kept in",
+    ):
         assert words in text
     assert all(cell_width(line) <= 100 for line in text.splitlines())
     assert len(load().fits) == 1
@@ -52,7 +60,9 @@ def test_a_recording_calibrates_its_engine_and_expected_values_follow_from_it(
     assert run("show", str(RECORDING), "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert "fitted" in document["engine"]["expected_from"]
-    request = next(row for row in document["requests"] if row["phase"] == "done" and row["output_tokens"] > 10)
+    request = next(
+        row for row in document["requests"] if row["phase"] == "done" and row["output_tokens"] > 10
+    )
     rows = [row for row in request["stages"].values() if row is not None]
     assert rows
     assert all(row["expected_ms"] >= 0 for row in rows)
@@ -73,13 +83,20 @@ def test_without_a_calibration_nothing_is_expected_and_show_says_how_to_get_one(
     assert run("show", str(RECORDING), "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert "tracer budget --device cpu" in document["engine"]["expected_from"]
-    rows = [row for request in document["requests"] for row in request["stages"].values() if row is not None]
+    rows = [
+        row
+        for request in document["requests"]
+        for row in request["stages"].values()
+        if row is not None
+    ]
     assert {row["expected_ms"] for row in rows} == {None}
     assert run("show", str(RECORDING), "--request", document["requests"][0]["id"]) == 0
     assert "no expected values: this processor is not measured yet" in capsys.readouterr().out
 
 
-def test_what_if_tells_the_change_with_its_range_as_text_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_if_tells_the_change_with_its_range_as_text_and_as_json(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run("budget", "--what-if", str(RECORDING), "rate×2", "max-num-seqs=2") == 0
     text = capsys.readouterr().out
     assert text.startswith("with rate×2 slots=2: TTFT p50 ")
@@ -94,13 +111,23 @@ def test_what_if_tells_the_change_with_its_range_as_text_and_as_json(capsys: pyt
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--fit", "nowhere.trace"], ["--what-if", "nowhere.trace", "batch×2"], ["--what-if", str(RECORDING)],
-        ["--what-if", str(RECORDING), "colour=blue"], ["--what-if", str(RECORDING), "kv-blocks=1"],
-        ["--fit", __file__], ["--fit", str(RECORDING), "--screen"], ["--screen", "--json"], ["--screen"], ["--journey"],
-        ["--fit", str(RECORDING), "--device", "abacus"], ["--what-if"],
+        ["--fit", "nowhere.trace"],
+        ["--what-if", "nowhere.trace", "batch×2"],
+        ["--what-if", str(RECORDING)],
+        ["--what-if", str(RECORDING), "colour=blue"],
+        ["--what-if", str(RECORDING), "kv-blocks=1"],
+        ["--fit", __file__],
+        ["--fit", str(RECORDING), "--screen"],
+        ["--screen", "--json"],
+        ["--screen"],
+        ["--journey"],
+        ["--fit", str(RECORDING), "--device", "abacus"],
+        ["--what-if"],
     ],
-)  # fmt: skip
-def test_what_cannot_be_is_one_line_and_exit_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+)
+def test_what_cannot_be_is_one_line_and_exit_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run("budget", *arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -109,7 +136,9 @@ def test_what_cannot_be_is_one_line_and_exit_2(arguments: list[str], capsys: pyt
     assert "Traceback" not in captured.err
 
 
-def test_measuring_this_processor_is_kept_for_the_screens(capsys: pytest.CaptureFixture[str], cache: Path) -> None:
+def test_measuring_this_processor_is_kept_for_the_screens(
+    capsys: pytest.CaptureFixture[str], cache: Path
+) -> None:
     assert run("budget", "--model", "smollm2-135m", "--device", "cpu", "--json") == 0
     assert json.loads(capsys.readouterr().out)["device"]["name"] == "cpu"
     kept = load().processor

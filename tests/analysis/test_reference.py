@@ -21,7 +21,9 @@ def test_the_table_of_all_figures_is_printed() -> None:
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.group}: {row.name}")
 def test_a_figure_holds_within_its_tolerance(row: Row) -> None:
-    assert row.low <= row.got <= row.high, f"{row.name}: said {row.said:g}, model {row.got:g} {row.unit}"
+    assert row.low <= row.got <= row.high, (
+        f"{row.name}: said {row.said:g}, model {row.got:g} {row.unit}"
+    )
 
 
 def test_a_figure_outside_its_tolerance_is_marked() -> None:
@@ -32,7 +34,11 @@ def test_a_figure_outside_its_tolerance_is_marked() -> None:
 
 def test_the_module_prints_the_table_and_ends_well() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tracer.analysis.budget.reference"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "tracer.analysis.budget.reference"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0
     assert done.stdout.strip() == table(ROWS).strip()

@@ -1,4 +1,5 @@
-"""The ridge of an engine: the budget model's for its device, a fitted step's where there is one, else not known."""
+"""The ridge of an engine: the budget model's for its device, a fitted step's where there is one,
+else not known."""
 
 from __future__ import annotations
 
@@ -30,9 +31,18 @@ def told(**fields: int | str) -> EngineView:
 
 def llama_8b() -> dict[str, int | str]:
     model = load_model("llama-3.1-8b")
-    return {"device": "NVIDIA H100 80GB HBM3", "params": int(model.params), "weight_bytes": int(model.weight_bytes),
-            "layers": model.layers, "hidden": model.hidden, "heads": model.heads, "kv_heads": model.kv_heads,
-            "head_dim": model.head_dim, "vocab": model.vocab, "intermediate": 14_336}  # fmt: skip
+    return {
+        "device": "NVIDIA H100 80GB HBM3",
+        "params": int(model.params),
+        "weight_bytes": int(model.weight_bytes),
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "kv_heads": model.kv_heads,
+        "head_dim": model.head_dim,
+        "vocab": model.vocab,
+        "intermediate": 14_336,
+    }
 
 
 def test_the_reference_preset_has_its_ridge_at_148() -> None:
@@ -41,14 +51,18 @@ def test_the_reference_preset_has_its_ridge_at_148() -> None:
 
 
 def test_a_fitted_step_says_where_its_own_ridge_is() -> None:
-    step = StepModel(weights_ms=9.0, token_ms=0.4, context_ms=0.0, pair_ms=0.0, head_ms=1.0, sequence_ms=0.1)
+    step = StepModel(
+        weights_ms=9.0, token_ms=0.4, context_ms=0.0, pair_ms=0.0, head_ms=1.0, sequence_ms=0.1
+    )
     engine = told()
     assert ridge_of(engine, Basis(True, "fitted", DEVICES["l4"], step)) == pytest.approx(20.0)
     nothing = StepModel(weights_ms=9.0, token_ms=0.0, context_ms=0.0, pair_ms=0.0)
     assert ridge_of(engine, Basis(True, "fitted", DEVICES["l4"], nothing)) is None
 
 
-@pytest.mark.parametrize("fields", [{"device": "cuda:0"}, {"device": ""}, {"params": -1, "device": "NVIDIA L4"}])
+@pytest.mark.parametrize(
+    "fields", [{"device": "cuda:0"}, {"device": ""}, {"params": -1, "device": "NVIDIA L4"}]
+)
 def test_without_a_device_or_a_model_it_is_not_known(fields: dict[str, int | str]) -> None:
     engine = told(**fields)
     assert ridge_of(engine, Beside(Calibration()).basis(engine)) is None

@@ -24,7 +24,9 @@ ROOM = Settings(slots=8, budget=64, blocks=1000, block_size=16, prefix_cache=Fal
 
 def arrivals(*told: tuple[float, int, int], **more: object) -> list[Arrival]:
     """(at, prompt, output) each."""
-    return [Arrival(str(n), at, prompt, output, **more) for n, (at, prompt, output) in enumerate(told)]  # type: ignore[arg-type]
+    return [
+        Arrival(str(n), at, prompt, output, **more) for n, (at, prompt, output) in enumerate(told)
+    ]  # type: ignore[arg-type]
 
 
 def test_a_request_alone_is_prefilled_in_chunks_then_decodes() -> None:
@@ -78,7 +80,9 @@ def test_a_prefix_is_computed_once_and_its_blocks_are_shared() -> None:
     done = simulate(told, cached, STEP)
     assert done.cached.tolist() == [0.0, 64.0, 48.0]  # at least one token is always computed
     assert (done.first - [0.0, 1000.0, 2000.0]).tolist() == [74.0 + 16.0, 16.0, 26.0]
-    together = simulate([replace(each, at=0.0) for each in told], replace(cached, budget=1000), STEP)
+    together = simulate(
+        [replace(each, at=0.0) for each in told], replace(cached, budget=1000), STEP
+    )
     assert together.cached.tolist() == [0.0, 0.0, 0.0]  # in the same step nobody shares
 
 
@@ -111,7 +115,9 @@ def test_a_pool_that_runs_out_sends_the_newest_back() -> None:
 
 
 def test_a_request_that_never_fits_is_named() -> None:
-    with pytest.raises(AnalysisError, match=r"request 1 of 500 \+ 2 tokens can never be held by 10 blocks"):
+    with pytest.raises(
+        AnalysisError, match=r"request 1 of 500 \+ 2 tokens can never be held by 10 blocks"
+    ):
         simulate(arrivals((0.0, 10, 2), (0.0, 500, 2)), replace(ROOM, blocks=10), STEP)
     with pytest.raises(AnalysisError, match="can never be held"):
         simulate(arrivals((0.0, 10, 500)), replace(ROOM, blocks=10), STEP)
@@ -127,12 +133,20 @@ def test_dense_attention_makes_a_prompt_dearer_by_its_neighbours_caches() -> Non
     assert beside.first[1] - beside.scheduled[1] > 1.3 * alone
 
 
-plans = st.lists(st.tuples(st.floats(0, 3000), st.integers(1, 300), st.integers(1, 60)), min_size=1, max_size=25)
+plans = st.lists(
+    st.tuples(st.floats(0, 3000), st.integers(1, 300), st.integers(1, 60)), min_size=1, max_size=25
+)
 rooms = st.builds(
-    Settings, slots=st.integers(1, 10), budget=st.integers(1, 200), blocks=st.integers(40, 200),
-    block_size=st.just(16), prefix_cache=st.booleans(), chunked=st.booleans(), margin=st.sampled_from([0.0, 0.15]),
+    Settings,
+    slots=st.integers(1, 10),
+    budget=st.integers(1, 200),
+    blocks=st.integers(40, 200),
+    block_size=st.just(16),
+    prefix_cache=st.booleans(),
+    chunked=st.booleans(),
+    margin=st.sampled_from([0.0, 0.15]),
     evict_all=st.booleans(),
-)  # fmt: skip
+)
 
 
 def run(told: list[tuple[float, int, int]], room: Settings) -> tuple[list[Arrival], Outcome]:
@@ -146,7 +160,9 @@ def run(told: list[tuple[float, int, int]], room: Settings) -> tuple[list[Arriva
 
 @settings(max_examples=examples(60), deadline=None)
 @given(told=plans, room=rooms)
-def test_every_token_comes_out_in_order_whatever_is_asked(told: list[tuple[float, int, int]], room: Settings) -> None:
+def test_every_token_comes_out_in_order_whatever_is_asked(
+    told: list[tuple[float, int, int]], room: Settings
+) -> None:
     asked, done = run(told, room)
     at = np.array([each.at for each in asked])
     assert not np.isnan(done.first).any()
@@ -156,13 +172,17 @@ def test_every_token_comes_out_in_order_whatever_is_asked(told: list[tuple[float
     assert (done.gaps > 0).all()
     assert done.weights.sum() == sum(each.output - 1 for each in asked)
     # The gaps of all requests add up to the time that they decoded.
-    assert float((done.gaps * done.weights).sum()) == pytest.approx(float((done.last - done.first).sum()), abs=1e-6)
+    assert float((done.gaps * done.weights).sum()) == pytest.approx(
+        float((done.last - done.first).sum()), abs=1e-6
+    )
     assert (done.cached <= [each.prompt - 1 for each in asked]).all()
 
 
 @settings(max_examples=examples(40), deadline=None)
 @given(told=plans, room=rooms)
-def test_reckoning_stretches_at_once_changes_nothing(told: list[tuple[float, int, int]], room: Settings) -> None:
+def test_reckoning_stretches_at_once_changes_nothing(
+    told: list[tuple[float, int, int]], room: Settings
+) -> None:
     _, quick = run(told, room)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_LONGEST_STRETCH", 1)

@@ -1,4 +1,5 @@
-"""What-if on made-up traces: changes are read, arrivals are replayed, effects have the right sign."""
+"""What-if on made-up traces: changes are read, arrivals are replayed, effects have the right
+sign."""
 
 from __future__ import annotations
 
@@ -19,7 +20,14 @@ from tracer.analysis.model.config import load_model
 from tracer.analysis.model.devices import DEVICES
 from tracer.analysis.model.step_model import StepModel
 from tracer.analysis.whatif.simulate import simulate
-from tracer.analysis.whatif.whatif import Factor, Prediction, describe, label, parse_changes, what_if
+from tracer.analysis.whatif.whatif import (
+    Factor,
+    Prediction,
+    describe,
+    label,
+    parse_changes,
+    what_if,
+)
 from tracer.export.whatif_text import whatif_document, whatif_text
 from tracer.format.text import cell_width
 from tracer.state.trace_state import TraceState
@@ -44,22 +52,49 @@ def doubled(busy: Observed, fitted: Fit) -> Prediction:
 
 
 def test_changes_are_read_as_they_are_written() -> None:
-    text = "prefix-cache=on chunked=512 max-num-seqs=64 batch×2 kv-blocks=900, rate*2 device=H100 output×0.5"
+    text = (
+        "prefix-cache=on chunked=512 max-num-seqs=64 batch×2 kv-blocks=900, rate*2 device=H100 "
+        "output×0.5"
+    )
     assert parse_changes(text) == {
-        "prefix_cache": True, "chunked": 512, "slots": Factor(2.0), "blocks": 900, "rate": Factor(2.0),
-        "device": "h100-sxm", "output": Factor(0.5),
-    }  # fmt: skip
-    assert parse_changes("--enable_prefix_caching=off chunked=off") == {"prefix_cache": False, "chunked": False}
+        "prefix_cache": True,
+        "chunked": 512,
+        "slots": Factor(2.0),
+        "blocks": 900,
+        "rate": Factor(2.0),
+        "device": "h100-sxm",
+        "output": Factor(0.5),
+    }
+    assert parse_changes("--enable_prefix_caching=off chunked=off") == {
+        "prefix_cache": False,
+        "chunked": False,
+    }
     assert parse_changes("rate×1.5 batchx3") == {"rate": Factor(1.5), "slots": Factor(3.0)}
     assert describe(parse_changes("prefix-cache=off batch×2")) == "prefix-cache=off slots×2"
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "faster", "prefix-cache", "prefix-cache=maybe", "prefix-cache×2", "chunked=-5", "slots=1e3",
-     "rate=2", "rate×0", "rate×nan", "rate×inf", "batch×", "kv-blocks=999999999999", "device=abacus", "=3",
-     "slots=٣", "chunked×2"],
-)  # fmt: skip
+    [
+        "",
+        "faster",
+        "prefix-cache",
+        "prefix-cache=maybe",
+        "prefix-cache×2",
+        "chunked=-5",
+        "slots=1e3",
+        "rate=2",
+        "rate×0",
+        "rate×nan",
+        "rate×inf",
+        "batch×",
+        "kv-blocks=999999999999",
+        "device=abacus",
+        "=3",
+        "slots=٣",
+        "chunked×2",
+    ],
+)
 def test_a_change_that_makes_no_sense_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(AnalysisError) as caught:
         parse_changes(text)
@@ -99,13 +134,22 @@ def test_the_replay_of_what_was_recorded_is_close_to_it(busy: Observed, fitted: 
 
 @pytest.mark.parametrize(
     ("change", "metric", "sign"),
-    thinned([
-        ("rate×2", "ttft_p50", 1), ("rate×0.5", "ttft_p50", -1), ("slots=4", "queue_p95", 1),
-        ("slots=4", "itl_p50", -1),
-        ("prefix-cache=off", "ttft_p50", 1), ("chunked=32", "itl_p95", -1), ("output×0.5", "e2e_p50", -1),
-        ("kv-blocks=100", "ttft_p95", 1), ("device=h100-sxm", "itl_p50", -1), ("chunked=off", "itl_p95", 1),
-    ], 3),
-)  # fmt: skip
+    thinned(
+        [
+            ("rate×2", "ttft_p50", 1),
+            ("rate×0.5", "ttft_p50", -1),
+            ("slots=4", "queue_p95", 1),
+            ("slots=4", "itl_p50", -1),
+            ("prefix-cache=off", "ttft_p50", 1),
+            ("chunked=32", "itl_p95", -1),
+            ("output×0.5", "e2e_p50", -1),
+            ("kv-blocks=100", "ttft_p95", 1),
+            ("device=h100-sxm", "itl_p50", -1),
+            ("chunked=off", "itl_p95", 1),
+        ],
+        3,
+    ),
+)
 def test_a_change_has_the_effect_that_everyone_expects(
     busy: Observed, fitted: Fit, change: str, metric: str, sign: int
 ) -> None:
@@ -115,7 +159,9 @@ def test_a_change_has_the_effect_that_everyone_expects(
     assert found.low <= found.predicted <= found.high
 
 
-def test_a_prediction_is_said_in_one_sentence_and_with_its_doubts(busy: Observed, fitted: Fit) -> None:
+def test_a_prediction_is_said_in_one_sentence_and_with_its_doubts(
+    busy: Observed, fitted: Fit
+) -> None:
     told = what_if(busy, "device=h200 kv-blocks=4000", fitted=fitted, replicates=2)
     assert told.sentence().startswith("with device=h200 blocks=4000: TTFT p50 ")
     assert "clients that wait" in told.notes[0]
@@ -127,7 +173,9 @@ def test_a_prediction_is_said_in_one_sentence_and_with_its_doubts(busy: Observed
 
 @pytest.mark.parametrize("width", [20, 60, 100])
 @pytest.mark.parametrize("unicode", [True, False])
-def test_a_prediction_is_printed_in_the_width_that_there_is(doubled: Prediction, width: int, unicode: bool) -> None:
+def test_a_prediction_is_printed_in_the_width_that_there_is(
+    doubled: Prediction, width: int, unicode: bool
+) -> None:
     told = doubled
     text = whatif_text(told, width=width, unicode=unicode)
     assert all(cell_width(line) <= width for line in text.splitlines())
@@ -158,7 +206,9 @@ def test_turning_the_cache_on_without_token_ids_says_that_it_cannot_tell() -> No
     off = observe(timeline.state())
     assert all(each.hashes is None for each in off.arrivals)
     unknown = replace(off, settings=replace(off.settings, prefix_cache=False))
-    assert any("--with-text" in note for note in what_if(unknown, "prefix-cache=on", replicates=2).notes)
+    assert any(
+        "--with-text" in note for note in what_if(unknown, "prefix-cache=on", replicates=2).notes
+    )
 
 
 def test_the_same_trace_gives_the_same_prediction(busy: Observed) -> None:
@@ -183,7 +233,8 @@ def test_a_trace_without_an_engine_or_a_finished_request_is_refused() -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("split", [False, True])
 def test_any_trace_can_be_read(seed: int, split: bool) -> None:
-    """One process or two, preemptions, cancellations: what cannot be used is left out and counted."""
+    """One process or two, preemptions, cancellations: what cannot be used is left out and
+    counted."""
     trace = traces.simulate(seed, requests=30, split=split, blocks=60)
     state = TraceState()
     for header in trace.headers:
@@ -201,7 +252,9 @@ def test_any_trace_can_be_read(seed: int, split: bool) -> None:
 def fit_of(seen: Observed) -> StepModel:
     """The engine of these traces does not tell its model: any will do, only times are used."""
     shape = load_model("smollm2-135m")
-    return fit(seen.steps, shape, DEVICES["l4"], context=seen.context, pairs=seen.pairs, resamples=2).step
+    return fit(
+        seen.steps, shape, DEVICES["l4"], context=seen.context, pairs=seen.pairs, resamples=2
+    ).step
 
 
 def test_a_request_that_still_runs_takes_its_share_of_the_steps_but_has_no_figures() -> None:

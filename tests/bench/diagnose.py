@@ -2,9 +2,9 @@
 
     python -m tests.bench.diagnose [--requests 2000]
 
-Prints CPU time of `diagnose` on an hour (10,000 requests, some 160,000 steps), what keeping series adds to folding,
-and, with so many requests in the last minute: the CPU time of a live look, and how long the event loop had to wait for
-its turn while looks went on, beside when none did.
+Prints CPU time of `diagnose` on an hour (10,000 requests, some 160,000 steps), what keeping series
+adds to folding, and, with so many requests in the last minute: the CPU time of a live look, and how
+long the event loop had to wait for its turn while looks went on, beside when none did.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class _Feed:
 def hour() -> None:
     """An hour at once."""
     lab = Lab(decode_ms=lambda batch, context: 19, jitter=0.01, budget=512)
-    state = lab.play([Ask(t, 60 + n % 200, 54) for n, t in enumerate(poisson(2.8, 3600))], keep_steps=220_000)
+    state = lab.play(
+        [Ask(t, 60 + n % 200, 54) for n, t in enumerate(poisson(2.8, 3600))], keep_steps=220_000
+    )
     begin = time.process_time()
     found = diagnose(state)
     took = time.process_time() - begin
@@ -50,7 +52,13 @@ def hour() -> None:
 
 def minute(requests: int) -> Told:
     """A minute with so many requests."""
-    lab = Lab(decode_ms=lambda batch, context: 6 + 0.02 * batch, jitter=0.05, budget=4096, max_batch=256, blocks=60_000)
+    lab = Lab(
+        decode_ms=lambda batch, context: 6 + 0.02 * batch,
+        jitter=0.05,
+        budget=4096,
+        max_batch=256,
+        blocks=60_000,
+    )
     return lab.record([Ask(t, 100 + n % 400, 60) for n, t in enumerate(poisson(requests / 60, 62))])
 
 
@@ -69,7 +77,9 @@ def fold(record: Told) -> TraceState:
             best[kind] = min(best[kind], time.process_time() - begin)
     gc.enable()
     more = best[ObservedState] / best[TraceState] - 1
-    print(f"folding {len(record):,} events: {best[TraceState] * 1e3:.0f} ms, with series {more:+.1%}")
+    print(
+        f"folding {len(record):,} events: {best[TraceState] * 1e3:.0f} ms, with series {more:+.1%}"
+    )
     return state
 
 
@@ -103,7 +113,9 @@ async def beside(state: TraceState) -> None:
 
 def main() -> None:
     """Print all of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=2000)
     options = parser.parse_args()
     hour()

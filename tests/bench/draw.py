@@ -2,8 +2,9 @@
 
     python -m tests.bench.draw [--seconds 10] [--screen 1] [--stock] [--slow KB_PER_S] [--idle]
 
-Prints CPU in per cent of a core (the whole viewer: taking events in, snapshots, drawing), what reaches the terminal in
-kB/s, and how long frames take. `--stock` leaves Textual's own partial updates in place, for comparison.
+Prints CPU in per cent of a core (the whole viewer: taking events in, snapshots, drawing), what
+reaches the terminal in kB/s, and how long frames take. `--stock` leaves Textual's own partial
+updates in place, for comparison.
 """
 
 from __future__ import annotations
@@ -79,8 +80,13 @@ def child(report: Path, *, stock: bool, idle: bool, seconds: float, screen: int 
     if stock:
         compositor.TESTED = ()  # type: ignore[misc]
     timeline = Timeline(
-        60 if idle else REQUESTS + 2_000, rate=19.0, engine=LARGE, step_ms=22.0,
-        prefill_ms=0.004, mean_output=500, text=False,
+        60 if idle else REQUESTS + 2_000,
+        rate=19.0,
+        engine=LARGE,
+        step_ms=22.0,
+        prefill_ms=0.004,
+        mean_output=500,
+        text=False,
     )
     at = timeline.end + NS_PER_S if idle else timeline.jobs[REQUESTS].arrival
     feed = RunningFeed(timeline.events, at, still=idle)
@@ -117,11 +123,20 @@ def child(report: Path, *, stock: bool, idle: bool, seconds: float, screen: int 
         after, elapsed = resource.getrusage(resource.RUSAGE_SELF), time.monotonic() - wall
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         ordered = sorted(frames) or [0.0]
-        report.write_text(json.dumps({
-            "cpu": 100 * cpu / elapsed, "fps": len(frames) / elapsed, "skipped": app.skipped - skipped,
-            "p50": ordered[len(ordered) // 2], "p95": ordered[int(len(ordered) * 0.95)],
-            "live": len(feed.state.requests.live), "kept": len(feed.state.requests.order), "patched": app.patched,
-        }))  # fmt: skip
+        report.write_text(
+            json.dumps(
+                {
+                    "cpu": 100 * cpu / elapsed,
+                    "fps": len(frames) / elapsed,
+                    "skipped": app.skipped - skipped,
+                    "p50": ordered[len(ordered) // 2],
+                    "p95": ordered[int(len(ordered) * 0.95)],
+                    "live": len(feed.state.requests.live),
+                    "kept": len(feed.state.requests.order),
+                    "patched": app.patched,
+                }
+            )
+        )
         app.exit()
 
     app.call_later(lambda: app.run_worker(measured()))
@@ -130,26 +145,50 @@ def child(report: Path, *, stock: bool, idle: bool, seconds: float, screen: int 
 
 def main() -> None:
     """Run the viewer on a pseudo-terminal and print what it cost."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--stock", action="store_true", help="without the faster partial updates")
-    parser.add_argument("--screen", type=int, default=1, metavar="N", help="the screen of this number (1: Live)")
+    parser.add_argument(
+        "--screen", type=int, default=1, metavar="N", help="the screen of this number (1: Live)"
+    )
     parser.add_argument("--idle", action="store_true", help="nothing runs and nothing comes")
     parser.add_argument("--slow", type=float, default=0.0, help="kB/s that the terminal takes")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        child(options.child, stock=options.stock, idle=options.idle, seconds=options.seconds, screen=options.screen)
+        child(
+            options.child,
+            stock=options.stock,
+            idle=options.idle,
+            seconds=options.seconds,
+            screen=options.screen,
+        )
         return
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        command = [sys.executable, "-m", "tests.bench.draw", "--child", str(report), "--seconds", str(options.seconds)]
-        command += ["--stock"] * options.stock + ["--idle"] * options.idle + ["--screen", str(options.screen)]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.bench.draw",
+            "--child",
+            str(report),
+            "--seconds",
+            str(options.seconds),
+        ]
+        command += (
+            ["--stock"] * options.stock
+            + ["--idle"] * options.idle
+            + ["--screen", str(options.screen)]
+        )
         env = os.environ | {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
         env.pop("NO_COLOR", None)
-        process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=env, close_fds=True)
+        process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, env=env, close_fds=True
+        )
         os.close(slave)
         counted = _drain(master, process, options.slow)
         process.wait()
@@ -157,8 +196,11 @@ def main() -> None:
         if not report.exists():
             raise SystemExit("the viewer ended before it had measured anything")
         result = json.loads(report.read_text())
-    print(f"{COLUMNS}×{ROWS}, {result['kept']:,} requests kept, {result['live']} live, {options.seconds:g} s"
-          + (f", stock compositor ({result['patched']})" if result["patched"] else ""))  # fmt: skip
+    print(
+        f"{COLUMNS}×{ROWS}, {result['kept']:,} requests kept, {result['live']} live, "
+        f"{options.seconds:g} s"
+        + (f", stock compositor ({result['patched']})" if result["patched"] else "")
+    )
     print(f"  CPU            {result['cpu']:6.1f} % of a core")
     print(f"  to the terminal{counted / options.seconds / 1000:6.1f} kB/s")
     print(f"  frames         {result['fps']:6.1f} per s, {result['skipped']} skipped")

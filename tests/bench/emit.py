@@ -1,9 +1,10 @@
 """What tracing costs an engine: ns an event, and the CPU time of the publisher's thread.
 
-Run ``python tests/bench/emit.py``. The load is a busy server's: 150 steps a second with 80 requests in the batch
-(12,000 tokens/s), four `Sent` and `Output` events a second for each of them, and 15 lifecycle events for each of the
-requests that come and go. The thread's CPU time is the kernel's, from its own clock, without and with viewers; a
-viewer is another process that reads and decodes everything.
+Run ``python tests/bench/emit.py``. The load is a busy server's: 150 steps a second with 80 requests
+in the batch (12,000 tokens/s), four `Sent` and `Output` events a second for each of them, and 15
+lifecycle events for each of the requests that come and go. The thread's CPU time is the kernel's,
+from its own clock, without and with viewers; a viewer is another process that reads and decodes
+everything.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ asyncio.run(main())
 
 
 def best_ns(work: Callable[[], object], number: int = 200_000) -> float:
-    """ns of one call, the best of seven runs (the machine's noise only ever adds), less the cost of calling."""
+    """ns of one call, the best of seven runs (the machine's noise only ever adds), less the cost of
+    calling."""
 
     def nothing() -> None:
         return
@@ -73,7 +75,8 @@ def best_ns(work: Callable[[], object], number: int = 200_000) -> float:
 
 
 def emission() -> None:
-    """Print ns of one emission: of an event that is there, of one that is made, of one that is made and stamped."""
+    """Print ns of one emission: of an event that is there, of one that is made, of one that is made
+    and stamped."""
     buffer = EventBuffer()
     emit = buffer.emit
     step = Step(1, 1)
@@ -83,7 +86,9 @@ def emission() -> None:
     print(f"  make and emit, 6 fields     {best_ns(lambda: emit(Sent(1, 2, 3, 4, 5, 6))):6.0f}")
     print(f"  make, stamp and emit        {best_ns(lambda: emit(Sent(now(), 2, 3, 4, 5, 6))):6.0f}")
     instants, gauges, none = (2, 3, 4, 5, 6, 7, 8, 9, 10), (1, 2, 3, 4, 5, 6), b""
-    whole = best_ns(lambda: emit(Step(now(), 1, *instants, 80, 80, joined, joined, none, joined, none, *gauges)))
+    whole = best_ns(
+        lambda: emit(Step(now(), 1, *instants, 80, 80, joined, joined, none, joined, none, *gauges))
+    )
     print(f"  make, stamp and emit a step {whole:6.0f}")
 
 
@@ -103,29 +108,67 @@ class Load:
         left = [key for key, age in self._age.items() if age >= TOKENS_OF_A_REQUEST]
         for key in left:
             del self._age[key]
-            self._all(lifecycle, Finished(t, key, "stop", TOKENS_OF_A_REQUEST), Released(t, key, 3, 20),
-                      End(t, key, 10, 1200), Closed(t, key, 200, 60_000))  # fmt: skip
+            self._all(
+                lifecycle,
+                Finished(t, key, "stop", TOKENS_OF_A_REQUEST),
+                Released(t, key, 3, 20),
+                End(t, key, 10, 1200),
+                Closed(t, key, 200, 60_000),
+            )
         joined: list[int] = []
         while len(self._age) < BATCH:
             self._key += 1
             joined.append(self._key)
-            self._age[self._key] = (self._n + self._key * 7) % TOKENS_OF_A_REQUEST if self._n == 0 else 0
+            self._age[self._key] = (
+                (self._n + self._key * 7) % TOKENS_OF_A_REQUEST if self._n == 0 else 0
+            )
             self._all(
-                lifecycle, Received(t, self._key, f"chatcmpl-{self._key:032x}", "/v1/chat/completions"),
-                End(t, self._key, 1, 9_000), Begin(t, self._key, 2), End(t, self._key, 2, 9_000),
-                Begin(t, self._key, 3), End(t, self._key, 3, 2_000), Begin(t, self._key, 4),
+                lifecycle,
+                Received(t, self._key, f"chatcmpl-{self._key:032x}", "/v1/chat/completions"),
+                End(t, self._key, 1, 9_000),
+                Begin(t, self._key, 2),
+                End(t, self._key, 2, 9_000),
+                Begin(t, self._key, 3),
+                End(t, self._key, 3, 2_000),
+                Begin(t, self._key, 4),
                 Prompt(t, self._key, "x" * 4096, 9_000, bytes(4 * 256), 2_000),
                 Queued(t, self._key, f"chatcmpl-{self._key:032x}", 2_000, 300),
                 Scheduled(t, self._key, t, 1_900, 118, 7),
-            )  # fmt: skip
+            )
         for key in self._age:
             self._age[key] += 1
             if (self._n + key) % (STEPS_PER_S // 4) == 0:
                 emit(Sent(t, key, self._age[key], self._age[key] * 200, self._age[key], 10_000))
                 emit(Output(t, key, self._age[key] * 4, "x" * 150))
         blocks = [value for key in self._age if key % 16 == self._n % 16 for value in (key, 12)]
-        emit(Step(t, self._n, 1, 2, 3, 4, 5, 6, 7, 8, 9, BATCH, BATCH, pack_u32(joined), pack_u32(left), b"",
-                  pack_u32(blocks), b"", 1, 2, 3, 4, 5, 6))  # fmt: skip
+        emit(
+            Step(
+                t,
+                self._n,
+                1,
+                2,
+                3,
+                4,
+                5,
+                6,
+                7,
+                8,
+                9,
+                BATCH,
+                BATCH,
+                pack_u32(joined),
+                pack_u32(left),
+                b"",
+                pack_u32(blocks),
+                b"",
+                1,
+                2,
+                3,
+                4,
+                5,
+                6,
+            )
+        )
         if self._n % STEPS_PER_S == 0:
             emit(Roster(now(), self._n, bytes(24 * BATCH)))
         self._n += 1
@@ -172,13 +215,18 @@ def publishing(seconds: float, viewers: int, *, busy: bool) -> None:
         for process in processes:
             process.wait()
     what = "busy" if busy else "idle"
-    print(f"  {what}, {viewers} viewer(s)   {share:7.3%} of a core   {rate:7,.0f} events/s   {lost} lost")
+    print(
+        f"  {what}, {viewers} viewer(s)   {share:7.3%} of a core   {rate:7,.0f} events/s   {lost} "
+        "lost"
+    )
 
 
 def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=8.0, help="length of each run of the publisher")
+    parser.add_argument(
+        "--seconds", type=float, default=8.0, help="length of each run of the publisher"
+    )
     seconds = parser.parse_args().seconds
     emission()
     print(f"publisher's thread ({os.cpu_count()} cores)")

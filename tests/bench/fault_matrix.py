@@ -1,18 +1,20 @@
 """The fault lab: every fault live on a real engine, diagnosed, and the confusion matrix.
 
-    python -m tests.bench.fault_matrix --model FOLDER --out docs/fault-matrix.md                       each fault once
-    python -m tests.bench.fault_matrix --model FOLDER --out docs/fault-matrix.md --engine vllm --repeat 5
-    python -m tests.bench.fault_matrix --model FOLDER --faults healthy,overload --minutes 8 --keep traces/
-    python -m tests.bench.fault_matrix --out docs/fault-matrix.md --write                              the page alone
-    python -m tests.bench.fault_matrix --out docs/fault-matrix.md --keep traces/ --again               by today's rules
+    python -m tests.bench.fault_matrix --out PAGE.md --model FOLDER           each fault once
+        … --engine vllm --repeat 5
+        … --faults healthy,overload --minutes 8 --keep traces/
+    python -m tests.bench.fault_matrix --out PAGE.md --write                  the page alone
+    python -m tests.bench.fault_matrix --out PAGE.md --keep traces/ --again   by today's rules
 
-To be run in the engine's own environment. Each run is appended to a file of JSON lines beside the page (``--out`` with
-the suffix ``.jsonl``); a later call goes on until every fault has `--repeat` runs, so that several short calls add up.
+To be run in the engine's own environment. Each run is appended to a file of JSON lines beside the
+page (``--out`` with the suffix ``.jsonl``); a later call goes on until every fault has `--repeat`
+runs, so that several short calls add up.
 
-A run is right when each fault that is in it is named by one of the findings that it stands for; wrong findings are
-counted: any other, but for a machine that really is loaded. Whether it is, is measured apart from the trace: the CPU
-time of all other programs from /proc, without those of the idle class (SCHED_IDLE), which give way at once. A fault
-with a begin (``slow-sampler@15``) is also compared with the instant at which it says on stderr that it began.
+A run is right when each fault that is in it is named by one of the findings that it stands for;
+wrong findings are counted: any other, but for a machine that really is loaded. Whether it is, is
+measured apart from the trace: the CPU time of all other programs from /proc, without those of the
+idle class (SCHED_IDLE), which give way at once. A fault with a begin (``slow-sampler@15``) is also
+compared with the instant at which it says on stderr that it began.
 """
 
 from __future__ import annotations
@@ -44,9 +46,15 @@ from tracer.recording.keyframes.keyframer import Keyframer
 
 MACHINE = "cpu-oversubscription"
 LOADED = 0.5
-"""Cores that other programs keep busy, from which on an engine on as many threads as are left is starved."""
+"""Cores that other programs keep busy, from which on an engine on as many threads as are left is
+starved."""
 TOGETHER = ("overload+timestamp-in-system-prompt",)
-LATER = ("slow-sampler@20", "stalled-callback@20", "slow-stream@20", "timestamp-in-system-prompt@25")
+LATER = (
+    "slow-sampler@20",
+    "stalled-callback@20",
+    "slow-stream@20",
+    "timestamp-in-system-prompt@25",
+)
 LAB = (*faults.FAULTS, *TOGETHER, *LATER)
 READY_S = 300.0
 NOTHING = "nothing"
@@ -55,9 +63,10 @@ BEGAN = re.compile(r"tracer: the fault begins at (\d+)")
 
 @dataclass
 class Outcome:
-    """One run. `found`: rule → ms lost; `live`: [rule, s into the trace at which it is said to begin] in the order in
-    which they were told; `others` cores that other programs used; `off_s` how far from the truth the begin of the
-    fault was dated, by the live diagnosis and by the one of the whole trace."""
+    """One run. `found`: rule → ms lost; `live`: [rule, s into the trace at which it is said to
+    begin] in the order in which they were told; `others` cores that other programs used; `off_s`
+    how far from the truth the begin of the fault was dated, by the live diagnosis and by the one of
+    the whole trace."""
 
     engine: str
     fault: str
@@ -82,7 +91,9 @@ class Outcome:
     def rules(self) -> list[str]:
         """What was found, the costliest first; what is true of the machine itself is left out."""
         expect = faults.fault(self.fault).expect
-        return [rule for rule in self.found if rule in expect or not (rule == MACHINE and self.loaded)]
+        return [
+            rule for rule in self.found if rule in expect or not (rule == MACHINE and self.loaded)
+        ]
 
     @property
     def right(self) -> bool:
@@ -95,12 +106,12 @@ class Outcome:
         return [rule for rule in self.rules if rule not in faults.fault(self.fault).expect]
 
 
-# --- one run ---------------------------------------------------------------------------------------------------------
+# --- one run --------------------------------------------------------------------------------------
 
 
 class Cpu:
-    """CPU time of the machine, and of the processes that take none from the engine: this one with all its children,
-    and those of the idle class; in s."""
+    """CPU time of the machine, and of the processes that take none from the engine: this one with
+    all its children, and those of the idle class; in s."""
 
     def __init__(self) -> None:
         self._own: dict[int, float] = {}
@@ -113,7 +124,8 @@ class Cpu:
         return (sum(map(int, words[:8])) - int(words[3]) - int(words[4])) / os.sysconf("SC_CLK_TCK")
 
     def _look(self) -> dict[int, float]:
-        """CPU time of each process that takes none from the engine, now or when it was last seen."""
+        """CPU time of each process that takes none from the engine, now or when it was last
+        seen."""
         parents: dict[int, int] = {}
         times: dict[int, float] = {}
         for path in Path("/proc").glob("[0-9]*/stat"):
@@ -133,7 +145,8 @@ class Cpu:
         return dict(self._own)
 
     def tick(self) -> None:
-        """To be called now and then: a process that has ended is counted up to the last look at it."""
+        """To be called now and then: a process that has ended is counted up to the last look at
+        it."""
         self._look()
 
     def others(self) -> float:
@@ -143,7 +156,9 @@ class Cpu:
         return max(0.0, self._busy() - self._first - own) / max(time.monotonic() - self._at, 1e-9)
 
 
-async def run(fault: Fault, engine: str, model: str, seconds: float, seed: int, keep: Path | None) -> Outcome:
+async def run(
+    fault: Fault, engine: str, model: str, seconds: float, seed: int, keep: Path | None
+) -> Outcome:
     """One live run of one fault. Raises RuntimeError when the engine does not start."""
     job = Demo(engine, model, seed=seed, fault=fault)
     recorder = None
@@ -194,19 +209,31 @@ async def run(fault: Fault, engine: str, model: str, seconds: float, seed: int, 
             starts = [finding.start for finding in findings if finding.rule in fault.expect]
             off += [round((min(starts) - began) / 1e9, 2)] if starts else []
     return Outcome(
-        engine, fault.spec, seed, seconds, datetime.now(UTC).strftime("%Y-%m-%d %H:%M"), diagnosis.requests,
-        diagnosis.steps, diagnosis.verdict,
+        engine,
+        fault.spec,
+        seed,
+        seconds,
+        datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+        diagnosis.requests,
+        diagnosis.steps,
+        diagnosis.verdict,
         {finding.rule: round(finding.lost_ms) for finding in diagnosis.findings},
-        [(finding.rule, round((finding.start - state.began) / 1e9, 1)) for finding in told], round(others, 2),
-        [f"{entry.question}: {entry.reason}" for entry in diagnosis.cannot_tell], off,
-    )  # fmt: skip
+        [(finding.rule, round((finding.start - state.began) / 1e9, 1)) for finding in told],
+        round(others, 2),
+        [f"{entry.question}: {entry.reason}" for entry in diagnosis.cannot_tell],
+        off,
+    )
 
 
 def _first_after(state: ObservedState, t: int | None) -> int | None:
-    """When the first request was received from the instant `t` on (ns): other clients begin with it."""
+    """When the first request was received from the instant `t` on (ns): other clients begin with
+    it."""
     if t is None:
         return None
-    return min((r.received for r in state.requests.order if r.received is not None and r.received >= t), default=None)
+    return min(
+        (r.received for r in state.requests.order if r.received is not None and r.received >= t),
+        default=None,
+    )
 
 
 def _place(folder: Path, engine: str, spec: str, seed: int) -> Path:
@@ -215,7 +242,8 @@ def _place(folder: Path, engine: str, spec: str, seed: int) -> Path:
 
 
 def again(outcome: Outcome, folder: Path) -> Outcome:
-    """A run as the present rules see it, where its recording was kept. What was told live stays as it was."""
+    """A run as the present rules see it, where its recording was kept. What was told live stays as
+    it was."""
     place = _place(folder, outcome.engine, outcome.fault, outcome.seed)
     if not place.is_file():
         return outcome
@@ -230,20 +258,26 @@ def again(outcome: Outcome, folder: Path) -> Outcome:
 def print_outcome(outcome: Outcome) -> None:
     """What one run gave."""
     right = "right" if outcome.right else "WRONG"
-    print(f"\n{outcome.engine} {outcome.fault}: {right}   ({outcome.requests} requests, {outcome.steps} steps; "
-          f"other programs used {outcome.others:.1f} cores)")  # fmt: skip
+    print(
+        f"\n{outcome.engine} {outcome.fault}: {right}   ({outcome.requests} requests, "
+        f"{outcome.steps} steps; "
+        f"other programs used {outcome.others:.1f} cores)"
+    )
     print(f"  {outcome.verdict}")
     for rule, lost in outcome.found.items():
         print(f"  - {rule} ({lost:,.0f} ms)")
     for entry in outcome.open:
         print(f"  ? {entry}")
-    print(f"  live: {', '.join(f'{rule} at {start:.1f} s' for rule, start in outcome.live) or 'nothing'}")
+    print(
+        "  live: "
+        f"{', '.join(f'{rule} at {start:.1f} s' for rule, start in outcome.live) or 'nothing'}"
+    )
     if outcome.off_s:
         print(f"  dated {', '.join(f'{off:+.2f}' for off in outcome.off_s)} s from the truth")
     sys.stdout.flush()
 
 
-# --- the page --------------------------------------------------------------------------------------------------------
+# --- the page -------------------------------------------------------------------------------------
 
 
 def load(path: Path) -> list[Outcome]:
@@ -259,13 +293,19 @@ def load(path: Path) -> list[Outcome]:
 def page(outcomes: list[Outcome]) -> str:
     """All runs as a page for people."""
     lines = [
-        "# The fault matrix", "",
-        "Written by `tests/bench/fault_matrix.py` from real runs: every fault of [the lab](diagnosis.md#the-fault-lab) "
-        "on a real engine, on a CPU with two cores, diagnosed at the end of the run. A number says in how many runs a "
-        "finding was made; one in bold is a right answer. The machine was shared: where other programs took more than "
-        "half a core, the finding that it is short of CPU is true and is not counted. Programs of the idle class "
-        "(`SCHED_IDLE`), which give way at once, are not among the others.", "",
-    ]  # fmt: skip
+        "# The fault matrix",
+        "",
+        "Written by `tests/bench/fault_matrix.py` from real runs: every fault of [the "
+        "lab](diagnosis.md#the-fault-lab) "
+        "on a real engine, on a CPU with two cores, diagnosed at the end of the run. A number says "
+        "in how many runs a "
+        "finding was made; one in bold is a right answer. The machine was shared: where other "
+        "programs took more than "
+        "half a core, the finding that it is short of CPU is true and is not counted. Programs of "
+        "the idle class "
+        "(`SCHED_IDLE`), which give way at once, are not among the others.",
+        "",
+    ]
     for engine in LAUNCHERS:
         mine = [outcome for outcome in outcomes if outcome.engine == engine]
         if mine:
@@ -274,33 +314,52 @@ def page(outcomes: list[Outcome]) -> str:
 
 
 def _engine_part(engine: str, outcomes: list[Outcome]) -> list[str]:
-    names = sorted({outcome.fault for outcome in outcomes}, key=lambda name: (LAB.index(name) if name in LAB else 99))
+    names = sorted(
+        {outcome.fault for outcome in outcomes},
+        key=lambda name: LAB.index(name) if name in LAB else 99,
+    )
     columns = [*sorted({rule for outcome in outcomes for rule in outcome.rules}), NOTHING]
     right, total = sum(outcome.right for outcome in outcomes), len(outcomes)
     healthy = [outcome for outcome in outcomes if outcome.fault == "healthy"]
     alarms = sum(bool(outcome.rules) for outcome in healthy)
     lengths = sorted({outcome.seconds for outcome in outcomes})
     lines = [
-        f"## {engine}", "",
-        f"{right} of {total} runs right ({right / total:.0%}); {alarms} of {len(healthy)} healthy runs with a finding; "
+        f"## {engine}",
+        "",
+        f"{right} of {total} runs right ({right / total:.0%}); {alarms} of {len(healthy)} healthy "
+        "runs with a finding; "
         f"{sum(len(outcome.wrong) for outcome in outcomes)} findings too many in all runs; "
         f"{sum(outcome.loaded for outcome in outcomes)} runs beside other programs; "
-        f"{' or '.join(f'{length:g}' for length in lengths)} s of service each.", "",
-        "| fault | runs | right | " + " | ".join([*(f"`{rule}`" for rule in columns[:-1]), NOTHING, "begin dated |"]),
+        f"{' or '.join(f'{length:g}' for length in lengths)} s of service each.",
+        "",
+        "| fault | runs | right | "
+        + " | ".join([*(f"`{rule}`" for rule in columns[:-1]), NOTHING, "begin dated |"]),
         "|---|---|---|" + "---|" * (len(columns) + 1),
-    ]  # fmt: skip
+    ]
     for name in names:
         some = [outcome for outcome in outcomes if outcome.fault == name]
         counts = Counter(rule for outcome in some for rule in set(outcome.rules) or {NOTHING})
         expect = faults.fault(name).expect or (NOTHING,)
-        cells = [(f"**{counts[rule]}**" if rule in expect else str(counts[rule])) if counts[rule] else ""
-                 for rule in columns]  # fmt: skip
+        cells = [
+            (f"**{counts[rule]}**" if rule in expect else str(counts[rule])) if counts[rule] else ""
+            for rule in columns
+        ]
         off = [abs(value) for outcome in some for value in outcome.off_s]
         dated = f"within {max(off):.1f} s" if off else ""
-        lines.append(f"| `{name}` | {len(some)} | {sum(o.right for o in some)} | {' | '.join(cells)} | {dated} |")
-    lines += ["", "| run | requests / steps | others, cores | found (ms lost) | |", "|---|---|---|---|---|"]
+        lines.append(
+            f"| `{name}` | {len(some)} | {sum(o.right for o in some)} | {' | '.join(cells)} | "
+            f"{dated} |"
+        )
+    lines += [
+        "",
+        "| run | requests / steps | others, cores | found (ms lost) | |",
+        "|---|---|---|---|---|",
+    ]
     for outcome in sorted(outcomes, key=lambda one: (names.index(one.fault), one.seed)):
-        found = ", ".join(f"`{rule}` ({lost:,.0f})" for rule, lost in outcome.found.items()) or "nothing"
+        found = (
+            ", ".join(f"`{rule}` ({lost:,.0f})" for rule, lost in outcome.found.items())
+            or "nothing"
+        )
         verdict = "right" if outcome.right else "wrong"
         if outcome.wrong and outcome.right and outcome.fault != "healthy":
             verdict += f", and {len(outcome.wrong)} too many"
@@ -312,17 +371,27 @@ def _engine_part(engine: str, outcomes: list[Outcome]) -> list[str]:
 
 def main() -> int:
     """Run what is missing and write the page; exit code 1 when a run of this call was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", help="folder of the model")
     parser.add_argument("--engine", choices=tuple(LAUNCHERS), default="transformers")
     parser.add_argument("--faults", default=",".join(LAB), help="which, separated by commas")
-    parser.add_argument("--repeat", type=int, default=1, help="runs of each fault, those in the file included")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of service with the fault, each run")
+    parser.add_argument(
+        "--repeat", type=int, default=1, help="runs of each fault, those in the file included"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="of service with the fault, each run"
+    )
     parser.add_argument("--minutes", type=float, help="begin no run later than this")
-    parser.add_argument("--out", type=Path, help="the page; the runs are beside it in a file of JSON lines")
+    parser.add_argument(
+        "--out", type=Path, help="the page; the runs are beside it in a file of JSON lines"
+    )
     parser.add_argument("--keep", type=Path, help="folder for a recording of each run")
     parser.add_argument("--write", action="store_true", help="only write the page")
-    parser.add_argument("--again", action="store_true", help="diagnose the recordings in --keep again, run nothing")
+    parser.add_argument(
+        "--again", action="store_true", help="diagnose the recordings in --keep again, run nothing"
+    )
     options = parser.parse_args()
     options.write |= options.again
     if not options.write and not options.model:
@@ -331,17 +400,25 @@ def main() -> int:
     earlier = load(record) if record else []
     if options.again and options.keep is not None and record is not None:
         earlier = [again(outcome, options.keep) for outcome in earlier]
-        record.write_text("".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in earlier), "utf-8")
+        record.write_text(
+            "".join(json.dumps(asdict(one), ensure_ascii=False) + "\n" for one in earlier), "utf-8"
+        )
     outcomes: list[Outcome] = []
     deadline = time.monotonic() + 60 * options.minutes if options.minutes else float("inf")
     wanted = [faults.fault(spec) for spec in options.faults.split(",")]
     for turn in range(0 if options.write else options.repeat):
         for fault in wanted:
-            done = [one for one in earlier if (one.engine, one.fault, one.seed) == (options.engine, fault.spec, turn)]
+            done = [
+                one
+                for one in earlier
+                if (one.engine, one.fault, one.seed) == (options.engine, fault.spec, turn)
+            ]
             if done or time.monotonic() > deadline:
                 continue
             try:
-                outcome = asyncio.run(run(fault, options.engine, options.model, options.seconds, turn, options.keep))
+                outcome = asyncio.run(
+                    run(fault, options.engine, options.model, options.seconds, turn, options.keep)
+                )
             except RuntimeError as error:
                 print(f"\n{fault.spec}: no run: {error}", file=sys.stderr)
                 continue
@@ -353,7 +430,10 @@ def main() -> int:
     if options.out is not None:
         options.out.write_text(page(earlier + outcomes), encoding="utf-8")
     right = sum(outcome.right for outcome in outcomes)
-    print(f"\n{right} of {len(outcomes)} runs right, {sum(len(one.wrong) for one in outcomes)} findings too many")
+    print(
+        f"\n{right} of {len(outcomes)} runs right, {sum(len(one.wrong) for one in outcomes)} "
+        "findings too many"
+    )
     return 0 if all(outcome.right for outcome in outcomes) else 1
 
 

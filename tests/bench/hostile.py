@@ -1,11 +1,12 @@
-"""Hostile files and frames, ten thousand: `python -m tests.bench.hostile [--count 10000] [--seed S] [--screens 60]`.
+"""Hostile files and frames, ten thousand: `python -m tests.bench.hostile [--count 10000] [--seed S]
+[--screens 60]`.
 
-Half are files given to commands (show, diagnose, compare, export, metrics with alerts, budget, import), half are
-streams of frames as a hostile peer would send them, folded and printed; some of these go on live screens, some
-recordings into a replay, and some peers sit at real sockets. Each must be shown as text or refused in a line of its
-own: exit 0 or 2, no traceback, no character that steers a terminal. A case that does not hold is told with its seed,
-and the exit code is 1.
-The tests (`tests/hostile`) do a sample of it.
+Half are files given to commands (show, diagnose, compare, export, metrics with alerts, budget,
+import), half are streams of frames as a hostile peer would send them, folded and printed; some of
+these go on live screens, some recordings into a replay, and some peers sit at real sockets. Each
+must be shown as text or refused in a line of its own: exit 0 or 2, no traceback, no character that
+steers a terminal. A case that does not hold is told with its seed, and the exit code is 1. The
+tests (`tests/hostile`) do a sample of it.
 """
 
 from __future__ import annotations
@@ -47,16 +48,30 @@ class Tally:
             self.ended[f"{what}: {work()}"] += 1
         except Exception as error:
             self.wrong += 1
-            told = str(error) if isinstance(error, AssertionError) else "".join(traceback.format_exc(limit=-4))
-            print(f"NOT HELD: {what}, seed {seed!r}\n{clean(told[:1_500], keep_newlines=True)}", flush=True)
+            told = (
+                str(error)
+                if isinstance(error, AssertionError)
+                else "".join(traceback.format_exc(limit=-4))
+            )
+            print(
+                f"NOT HELD: {what}, seed {seed!r}\n{clean(told[:1_500], keep_newlines=True)}",
+                flush=True,
+            )
 
 
 def main() -> int:
     """Try them; 1 when one did not hold."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--screens", type=int, default=60, help=f"live screens with {TOGETHER} peers each, and replays")
+    parser.add_argument(
+        "--screens",
+        type=int,
+        default=60,
+        help=f"live screens with {TOGETHER} peers each, and replays",
+    )
     options = parser.parse_args()
     tally, begin = Tally(), time.process_time()
     with tempfile.TemporaryDirectory(prefix="tracer-hostile-") as name:
@@ -64,15 +79,26 @@ def main() -> int:
         os.environ |= {"XDG_CACHE_HOME": name, "TRACER_SOCKET_DIR": str(folder / "sockets")}
         os.environ.pop("TRACER_DEBUG", None)
         screens(tally, options.seed, options.screens, folder)
-        print(f"  {sum(tally.tried.values()):,} tried, {time.process_time() - begin:.0f} s CPU", flush=True)
+        print(
+            f"  {sum(tally.tried.values()):,} tried, {time.process_time() - begin:.0f} s CPU",
+            flush=True,
+        )
         sockets(tally, options.seed, folder / "sockets")
         files = Files(folder)
         left = max(0, options.count - sum(tally.tried.values()))
         for number in range(left // 2):
             seed = f"{options.seed} file {number}"
-            tally.case("file to a command", seed, lambda seed=seed: f"exit {files.one(random.Random(seed)).code}")  # type: ignore[misc]
+            tally.case(
+                "file to a command",
+                seed,
+                lambda seed=seed: f"exit {files.one(random.Random(seed)).code}",
+            )  # type: ignore[misc]
             if number % 500 == 499:
-                print(f"  {sum(tally.tried.values()):,} tried, {time.process_time() - begin:.0f} s CPU", flush=True)
+                print(
+                    f"  {sum(tally.tried.values()):,} tried, {time.process_time() - begin:.0f} s "
+                    "CPU",
+                    flush=True,
+                )
         for number in range(left - left // 2):
             tally.case(
                 "stream folded and printed",
@@ -86,7 +112,10 @@ def main() -> int:
             if end.startswith(f"{what}: ")
         )
         print(f"{what}: {count:,} ({ends})")
-    print(f"{sum(tally.tried.values()):,} tried, {tally.wrong} did not hold, {time.process_time() - begin:.0f} s CPU")
+    print(
+        f"{sum(tally.tried.values()):,} tried, {tally.wrong} did not hold, "
+        f"{time.process_time() - begin:.0f} s CPU"
+    )
     return 1 if tally.wrong else 0
 
 
@@ -132,10 +161,17 @@ def sockets(tally: Tally, seed: int, folder: Path) -> None:
             [
                 ["attach", "--list"],
                 ["doctor"],
-                *(["show", str(path), *(["--json"] * (n % 2))] for n, path in enumerate(peers.paths)),
+                *(
+                    ["show", str(path), *(["--json"] * (n % 2))]
+                    for n, path in enumerate(peers.paths)
+                ),
             ]
         ):
-            tally.case("peer at a socket", f"{seed} sockets {number}", lambda arguments=arguments: _run(arguments))  # type: ignore[misc]
+            tally.case(
+                "peer at a socket",
+                f"{seed} sockets {number}",
+                lambda arguments=arguments: _run(arguments),
+            )  # type: ignore[misc]
     finally:
         peers.close()
 

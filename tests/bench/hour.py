@@ -1,9 +1,11 @@
-"""Memory of the viewer over an hour of a busy engine: 19 requests/s, up to 256 running, 10,000 kept.
+"""Memory of the viewer over an hour of a busy engine: 19 requests/s, up to 256 running, 10,000
+kept.
 
     python -m tests.bench.hour [--minutes 60]
 
-A stretch of 100 s is folded again and again, later each time and with other requests, and the Numbers view is asked for
-as a screen would. Prints resident memory and what is kept every ten minutes of the trace.
+A stretch of 100 s is folded again and again, later each time and with other requests, and the
+Numbers view is asked for as a screen would. Prints resident memory and what is kept every ten
+minutes of the trace.
 """
 
 from __future__ import annotations
@@ -58,14 +60,25 @@ def resident() -> float:
 
 def main() -> None:
     """Fold, and print as it goes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=float, default=60.0)
     minutes = parser.parse_args().minutes
     timeline = Timeline(
-        REQUESTS, rate=RATE, engine=LARGE, step_ms=22.0, prefill_ms=0.004, mean_output=500, text=False
+        REQUESTS,
+        rate=RATE,
+        engine=LARGE,
+        step_ms=22.0,
+        prefill_ms=0.004,
+        mean_output=500,
+        text=False,
     )
     events, length, steps = timeline.events, timeline.end - START + NS_PER_S, timeline.n
-    print(f"{resident():6.0f} MB with one stretch of {length / NS_PER_S:.0f} s in memory, before anything is folded")
+    print(
+        f"{resident():6.0f} MB with one stretch of {length / NS_PER_S:.0f} s in memory, before "
+        "anything is folded"
+    )
     state = TraceState(keep_finished=10_000)
     state.add_source(HEADER)
     asked, due, told, folding = 0.0, 0, 0.0, 0.0
@@ -83,9 +96,13 @@ def main() -> None:
         seconds = (state.now - state.began) / NS_PER_S
         if seconds >= told + 600:
             told = seconds
-            print(f"{resident():6.0f} MB after {seconds / 60:3.0f} min: {state.received_total:,} requests, "
-                  f"{len(state.requests.order):,} kept, {len(state.books.ledger):,} rows; "
-                  f"fold {100 * folding / seconds:.2f} % of a core, numbers at most {asked * 1e3:.0f} ms")  # fmt: skip
+            print(
+                f"{resident():6.0f} MB after {seconds / 60:3.0f} min: {state.received_total:,} "
+                "requests, "
+                f"{len(state.requests.order):,} kept, {len(state.books.ledger):,} rows; "
+                f"fold {100 * folding / seconds:.2f} % of a core, numbers at most "
+                f"{asked * 1e3:.0f} ms"
+            )
 
 
 if __name__ == "__main__":

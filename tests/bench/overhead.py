@@ -1,18 +1,19 @@
-"""What tracing costs an engine: `python -m tests.bench.overhead MODEL [--engine vllm]`, in the engine's environment.
+"""What tracing costs an engine: `python -m tests.bench.overhead MODEL [--engine vllm]`, in the
+engine's environment.
 
-One engine in one process (of vLLM too: front end, core and worker, so that one process pays for all hooks; a server
-spreads them over three). Each round decodes the same prompts to the same length in every mode, in an order of its own,
-so that the machine's drift hits all of them:
+One engine in one process (of vLLM too: front end, core and worker, so that one process pays for all
+hooks; a server spreads them over three). Each round decodes the same prompts to the same length in
+every mode, in an order of its own, so that the machine's drift hits all of them:
 
 - off: no hook is in;
 - hooks: they are in, and nobody looks;
 - viewer: a real Live screen in a terminal of its own is attached;
 - record: the process writes its own recording (``TRACER_RECORD``), and nobody looks.
 
-What attaching costs once (some 40 ms) is no part of a step and is not timed. Prints, for each batch size and mode, the
-median step and tokens/s, and the median ratio to *off* of the same round with a 95 % interval (bootstrap): of wall
-time, and of the process's CPU time, which other programs on the machine disturb less. Then, by a clock around each
-hook, the time that our own code takes in a step.
+What attaching costs once (some 40 ms) is no part of a step and is not timed. Prints, for each batch
+size and mode, the median step and tokens/s, and the median ratio to *off* of the same round with a
+95 % interval (bootstrap): of wall time, and of the process's CPU time, which other programs on the
+machine disturb less. Then, by a clock around each hook, the time that our own code takes in a step.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -45,7 +50,8 @@ MODES = ("off", "hooks", "viewer", "record")
 WAIT_S = 60.0
 SCREEN = """
 import pty, sys
-pty.spawn([sys.executable, "-m", "tracer", "attach", sys.argv[1]], lambda fd: __import__("os").read(fd, 1 << 16))
+command = [sys.executable, "-m", "tracer", "attach", sys.argv[1]]
+pty.spawn(command, lambda fd: __import__("os").read(fd, 1 << 16))
 """
 
 
@@ -69,10 +75,16 @@ class Transformers:
         from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
         torch.set_num_threads(1)
-        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16, attn_implementation="sdpa")
+        loaded = AutoModelForCausalLM.from_pretrained(
+            model, dtype=torch.bfloat16, attn_implementation="sdpa"
+        )
         config = ContinuousBatchingConfig(page_size=16, num_blocks=256, max_batch_tokens=256)
-        generation = GenerationConfig(max_new_tokens=1 << 10, do_sample=False, eos_token_id=-1, pad_token_id=0)
-        self.target = loaded.init_continuous_batching(generation_config=generation, continuous_batching_config=config)
+        generation = GenerationConfig(
+            max_new_tokens=1 << 10, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
+        self.target = loaded.init_continuous_batching(
+            generation_config=generation, continuous_batching_config=config
+        )
         self.target.start()
 
     def decode(self, batch: int, tokens: int) -> None:
@@ -102,7 +114,9 @@ class Vllm:
         from vllm import SamplingParams
 
         asked = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
-        self.target.generate([{"prompt_token_ids": [i + 10] * 8} for i in range(batch)], asked, use_tqdm=False)
+        self.target.generate(
+            [{"prompt_token_ids": [i + 10] * 8} for i in range(batch)], asked, use_tqdm=False
+        )
 
     def stop(self) -> None:
         del self.target
@@ -136,7 +150,9 @@ class OwnTime:
         put = Patches.put
 
         def timed_put(patches: Patches, hook: Hook) -> bool:
-            hook = dataclasses.replace(hook, before=self.around(hook.before), after=self.around(hook.after))
+            hook = dataclasses.replace(
+                hook, before=self.around(hook.before), after=self.around(hook.after)
+            )
             return bool(put(patches, hook))
 
         Patches.put = timed_put  # type: ignore[method-assign,assignment]
@@ -149,7 +165,9 @@ class OwnTime:
 def bootstrap(ratios: list[float], rounds: int = 4000) -> tuple[float, float]:
     """95 % interval of the median."""
     chance = random.Random(0)
-    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(rounds))
+    medians = sorted(
+        statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(rounds)
+    )
     return medians[int(rounds * 0.025)], medians[int(rounds * 0.975)]
 
 
@@ -177,11 +195,15 @@ def mode_of(mode: str, engine: Engine, folder: Path) -> Iterator[None]:
     try:
         if mode == "viewer":
             screen = subprocess.Popen(
-                [sys.executable, "-c", SCREEN, str(os.getpid())], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "150", "LINES": "44"}, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-c", SCREEN, str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=os.environ | {"TERM": "xterm-256color", "COLUMNS": "150", "LINES": "44"},
+                start_new_session=True,
+            )
             until(lambda: publisher.viewers > 0, "the viewer")
-            time.sleep(1.0)  # Its first frames, and what Python itself does at the start, are none of the engine's.
+            # Its first frames, and what Python itself does at the start, are none of the engine's.
+            time.sleep(1.0)
         yield
         if screen is not None and not publisher.viewers:
             raise RuntimeError("the viewer has left")
@@ -220,7 +242,11 @@ def measure(engine: Engine, batch: int, rounds: int, tokens: int, folder: Path) 
         for times in (wall, cpu):
             ratios = [mine / bare for mine, bare in zip(times[mode], times["off"], strict=True)]
             low, high = bootstrap(ratios)
-            cells += [f"{statistics.median(ratios):.3f}", f"{low:.3f} to {high:.3f}"] if mode != "off" else ["1", ""]
+            cells += (
+                [f"{statistics.median(ratios):.3f}", f"{low:.3f} to {high:.3f}"]
+                if mode != "off"
+                else ["1", ""]
+            )
         print(f"| {mode} | {step * 1e3:.1f} | {batch / step:,.0f} | {' | '.join(cells)} | "
               f"{events[mode] / rounds / tokens:.2f} |", flush=True)  # fmt: skip
     own = OwnTime()
@@ -229,19 +255,27 @@ def measure(engine: Engine, batch: int, rounds: int, tokens: int, folder: Path) 
         begin = time.perf_counter()
         engine.decode(batch, tokens)
         spent = time.perf_counter() - begin
-    print(f"our code in the hooks: {own.ns / 1e3 / tokens:.0f} µs in {own.calls / tokens:.0f} calls a step "
-          f"({own.ns / 1e7 / spent:.2f} % of it)\n", flush=True)  # fmt: skip
+    print(
+        f"our code in the hooks: {own.ns / 1e3 / tokens:.0f} µs in {own.calls / tokens:.0f} calls "
+        "a step "
+        f"({own.ns / 1e7 / spent:.2f} % of it)\n",
+        flush=True,
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", help="folder of the model")
     parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=64, help="steps of a round")
     parser.add_argument("--batches", default="1,16", help="batch sizes, with commas between")
     options = parser.parse_args()
-    engine: Engine = Vllm(options.model) if options.engine == "vllm" else Transformers(options.model)
+    engine: Engine = (
+        Vllm(options.model) if options.engine == "vllm" else Transformers(options.model)
+    )
     with tempfile.TemporaryDirectory() as folder:
         engine.decode(4, 16)
         for batch in map(int, options.batches.split(",")):

@@ -1,8 +1,9 @@
 """Wheel and sdist, each installed into a fresh environment with the base dependencies alone:
 `python -m tests.bench.packaging`.
 
-Then the commands that need no engine are run there, from another folder, and the metadata is checked by twine
-(installed beside). Takes a minute or two; needs the package index. `tests/packaging` looks into both files.
+Then the commands that need no engine are run there, from another folder, and the metadata is
+checked by twine (installed beside). Takes a minute or two; needs the package index.
+`tests/packaging` looks into both files.
 """
 
 from __future__ import annotations
@@ -58,20 +59,32 @@ def main() -> None:
             begin = time.monotonic()
             programs = environment(folder / f"env-{file.suffix[1:]}", str(file))
             print(
-                f"{file.name}: {file.stat().st_size:,} bytes, installed in {time.monotonic() - begin:.0f} s", flush=True
+                f"{file.name}: {file.stat().st_size:,} bytes, installed in "
+                f"{time.monotonic() - begin:.0f} s",
+                flush=True,
             )
-            env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "TRACER"))}
+            env = {
+                key: value
+                for key, value in os.environ.items()
+                if not key.startswith(("PYTHON", "TRACER"))
+            }
             away = folder / f"away-{file.suffix[1:]}"
             away.mkdir()
             for command in COMMANDS:
                 done = subprocess.run(
-                    [str(programs / "tracer"), *command], cwd=away, env=env, capture_output=True, text=True, check=False
+                    [str(programs / "tracer"), *command],
+                    cwd=away,
+                    env=env,
+                    capture_output=True,
+                    text=True,
+                    check=False,
                 )
                 assert done.returncode == 0, (command, done.stderr[-500:])
                 assert "Traceback" not in done.stderr and (done.stdout or done.stderr), command
             subprocess.run([str(programs / "python"), "-c", PLUGINS], cwd=away, env=env, check=True)
             shown = Terminal(
-                [str(programs / "tracer"), "replay", RECORDING, "--at", "50%"], {**env, "TERM": "xterm-256color"}
+                [str(programs / "tracer"), "replay", RECORDING, "--at", "50%"],
+                {**env, "TERM": "xterm-256color"},
             )
             try:
                 shown.wait_for_text("TTFT")
@@ -79,7 +92,11 @@ def main() -> None:
                 assert shown.wait_for_end() == 0
             finally:
                 shown.close()
-            print(f"  {len(COMMANDS)} commands, the plugin's entry point and a replay on a terminal work", flush=True)
+            print(
+                f"  {len(COMMANDS)} commands, the plugin's entry point and a replay on a terminal "
+                "work",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

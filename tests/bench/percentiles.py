@@ -1,6 +1,6 @@
 """What counting costs: ns a sample in the counts by group, and ms for the whole Numbers view.
 
-    python -m tests.bench.percentiles
+python -m tests.bench.percentiles
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ def main() -> None:
     """Print the figures."""
     values = np.random.default_rng(1).lognormal(16, 1, SAMPLES)
     ones = np.ones(SAMPLES, np.int64)
-    print(f"bucketed in one batch of {SAMPLES:,}  "
-          f"{best(lambda: bucket_counts(bucket_indices(values), ones)) / SAMPLES * 1e9:6.0f} ns a sample")  # fmt: skip
+    print(
+        f"bucketed in one batch of {SAMPLES:,}  "
+        f"{best(lambda: bucket_counts(bucket_indices(values), ones)) / SAMPLES * 1e9:6.0f} ns a "
+        "sample"
+    )
     listed = values.tolist()
 
     def counts(weight: int) -> float:
@@ -42,8 +45,11 @@ def main() -> None:
 
         return best(fill) / SAMPLES / weight * 1e9
 
-    print(f"four windows, by group and in all: {counts(1):.0f} ns a call; a step of 80 members is one: "
-          f"{counts(80):.1f} ns a sample")  # fmt: skip
+    print(
+        f"four windows, by group and in all: {counts(1):.0f} ns a call; a step of 80 members is "
+        "one: "
+        f"{counts(80):.1f} ns a sample"
+    )
     many = Books().counts
     for place, value in enumerate(listed):
         many.add(place * NS_PER_MS, place % 700, value)

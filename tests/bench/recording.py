@@ -1,10 +1,11 @@
-"""What a recording costs: `python -m tests.bench.recording [--minutes 60] [--output 300] [--keep FILE]`.
+"""What a recording costs: `python -m tests.bench.recording [--minutes 60] [--output 300] [--keep
+FILE]`.
 
-Writes the trace of an engine at 3,000 tokens a second (60 tokens a step, 50 steps a second; 10 requests a second with
-300 tokens of output each unless `--output` says otherwise), made from a seed, through a `Recorder`. Prints bytes an
-hour, the cost of recording, how long it takes to open the file with and without keyframes, seeks, and memory. Times are
-those of this process's CPU, and of the wall clock beside it: on a busy machine only the first says something about the
-code.
+Writes the trace of an engine at 3,000 tokens a second (60 tokens a step, 50 steps a second; 10
+requests a second with 300 tokens of output each unless `--output` says otherwise), made from a
+seed, through a `Recorder`. Prints bytes an hour, the cost of recording, how long it takes to open
+the file with and without keyframes, seeks, and memory. Times are those of this process's CPU, and
+of the wall clock beside it: on a busy machine only the first says something about the code.
 """
 
 from __future__ import annotations
@@ -60,9 +61,18 @@ HEADER = Header(
     ClockAnchor(START, 1_800_000_000 * NS_PER_S),
 )  # fmt: skip
 STEP_PARTS_US = (
-    (200, 500), (60, 200), (20, 60), (10, 30), (9_000, 14_000), (400, 900), (900, 2_000), (30, 90), (100, 600),
-)  # fmt: skip
-"""Scheduled, launched, embedding, layers, head, logits, sampled, token, end: what each takes, from … to."""
+    (200, 500),
+    (60, 200),
+    (20, 60),
+    (10, 30),
+    (9_000, 14_000),
+    (400, 900),
+    (900, 2_000),
+    (30, 90),
+    (100, 600),
+)
+"""Scheduled, launched, embedding, layers, head, logits, sampled, token, end: what each takes, from
+… to."""
 
 
 class Load:
@@ -80,12 +90,32 @@ class Load:
         """A delivery every 50 ms of trace."""
         chance = self.random
         t, end, n = START, START + int(seconds * NS_PER_S), 0
-        free = deque(range(BLOCKS))  # as engines have it: in order at first, given back at the other end
-        yield Delivery(HEADER.source, HEADER, [
-            Engine(t, "synthetic", "1.0", "model", "bfloat16", "gpu", BLOCKS, 16, 2_097_152, 8_192, 256, 8_030_261_248),
-            *(Coverage(t, int(stage), "measured", f"module.{stage.id}") for stage in Stage), EngineStatus(t, "ready"),
-        ])  # fmt: skip
-        running: dict[int, list[int]] = {}  # key → [prompt, tokens left, tokens in the cache, chunks sent, next Sent]
+        # as engines have it: in order at first, given back at the other end
+        free = deque(range(BLOCKS))
+        yield Delivery(
+            HEADER.source,
+            HEADER,
+            [
+                Engine(
+                    t,
+                    "synthetic",
+                    "1.0",
+                    "model",
+                    "bfloat16",
+                    "gpu",
+                    BLOCKS,
+                    16,
+                    2_097_152,
+                    8_192,
+                    256,
+                    8_030_261_248,
+                ),
+                *(Coverage(t, int(stage), "measured", f"module.{stage.id}") for stage in Stage),
+                EngineStatus(t, "ready"),
+            ],
+        )
+        # key → [prompt, tokens left, tokens in the cache, chunks sent, next Sent]
+        running: dict[int, list[int]] = {}
         tables: dict[int, list[int]] = {}
         waiting: deque[tuple[int, int, int]] = deque()
         key, next_arrival, previous = 0, t, frozenset[int]()
@@ -106,7 +136,9 @@ class Load:
                 lookup = t + chance.randrange(50, 400) * US
                 count = -(-prompt // 16)
                 tables[new] = [free.popleft() for _ in range(count)]
-                events.append(Scheduled(lookup + chance.randrange(20, 90) * US, new, lookup, 0, 0, count))
+                events.append(
+                    Scheduled(lookup + chance.randrange(20, 90) * US, new, lookup, 0, 0, count)
+                )
                 running[new] = [prompt, left, prompt, 0, t + 250 * NS_PER_MS]
                 odd += (new, prompt, 1)
                 blocks += (new, count)
@@ -121,18 +153,35 @@ class Load:
             for low, high in STEP_PARTS_US:
                 at += chance.randrange(low * US, high * US)
                 offsets.append(at)
-            events.append(Step(
-                t, n, *offsets, batch=len(members), tokens=len(members) + sum(odd[1::3]) - len(odd) // 3,
-                joined=pack_u32(members - previous), left=pack_u32(previous - members), odd=pack_u32(odd),
-                blocks=pack_u32(blocks), block_ids=pack_u32(ids), used=BLOCKS - len(free), cached=0, free=len(free),
-                waiting=len(waiting), running=len(members), preempted=0, wait=chance.randrange(9_000 * US, 14_000 * US),
-            ))  # fmt: skip
+            events.append(
+                Step(
+                    t,
+                    n,
+                    *offsets,
+                    batch=len(members),
+                    tokens=len(members) + sum(odd[1::3]) - len(odd) // 3,
+                    joined=pack_u32(members - previous),
+                    left=pack_u32(previous - members),
+                    odd=pack_u32(odd),
+                    blocks=pack_u32(blocks),
+                    block_ids=pack_u32(ids),
+                    used=BLOCKS - len(free),
+                    cached=0,
+                    free=len(free),
+                    waiting=len(waiting),
+                    running=len(members),
+                    preempted=0,
+                    wait=chance.randrange(9_000 * US, 14_000 * US),
+                )
+            )
             self.steps += 1
             previous, token = members, t + offsets[7]
             for one in members:
                 state = running[one]
                 if state[3] == 0:
-                    events.append(End(token + chance.randrange(100, 900) * US, one, Stage.STREAM, 30))
+                    events.append(
+                        End(token + chance.randrange(100, 900) * US, one, Stage.STREAM, 30)
+                    )
                 state[1] -= 1
                 state[2] += 1
                 state[3] += 1
@@ -144,12 +193,23 @@ class Load:
                 elif t >= state[4]:
                     state[4] = t + 250 * NS_PER_MS
                     sent = state[3]
-                    events.append(Sent(token + chance.randrange(300) * US, one, sent, 31 * sent, sent, 90_000 * sent))
+                    events.append(
+                        Sent(
+                            token + chance.randrange(300) * US,
+                            one,
+                            sent,
+                            31 * sent,
+                            sent,
+                            90_000 * sent,
+                        )
+                    )
             t += max(int(self.step_ms * NS_PER_MS), offsets[-1])
             n += 1
             if t >= beat:
                 beat += NS_PER_S
-                events.append(Heartbeat(t, (t - START) // 2, 1 << 34, 0, self.events, 1_000_000, 12))
+                events.append(
+                    Heartbeat(t, (t - START) // 2, 1 << 34, 0, self.events, 1_000_000, 12)
+                )
             if t >= roster:
                 roster += NS_PER_S
                 rows = [
@@ -168,7 +228,15 @@ class Load:
         self.requests += 1
         around = self.random.randrange
         at = [t]
-        for low, high in ((300, 2_000), (10, 60), (100, 900), (5, 20), (300, 3_000), (5, 20), (30, 300)):
+        for low, high in (
+            (300, 2_000),
+            (10, 60),
+            (100, 900),
+            (5, 20),
+            (300, 3_000),
+            (5, 20),
+            (30, 300),
+        ):
             at.append(at[-1] + around(low, high) * US)
         rid = f"chatcmpl-{self.random.getrandbits(128):032x}"
         return [
@@ -185,10 +253,11 @@ class Load:
         done = token + around(20, 200) * US
         closed = done + around(300, 2_000) * US
         return [
-            Finished(done, key, "stop", tokens), Released(done + around(10, 90) * US, key, blocks, 0),
+            Finished(done, key, "stop", tokens),
+            Released(done + around(10, 90) * US, key, blocks, 0),
             Sent(closed - 100, key, tokens + 2, 31 * tokens, tokens, 90_000 * tokens),
             Closed(closed, key, 200, 31 * tokens),
-        ]  # fmt: skip
+        ]
 
 
 class Stopwatch:
@@ -207,7 +276,8 @@ class Stopwatch:
 
 
 def record(path: Path, seconds: float, output: int, *, keyframes: bool) -> str:
-    """Write the trace and say what that cost; the digest of the state that was folded for keyframes."""
+    """Write the trace and say what that cost; the digest of the state that was folded for
+    keyframes."""
     load = Load(output=output)
     moment = [START]
     keyframer = Keyframer() if keyframes else None
@@ -220,10 +290,16 @@ def record(path: Path, seconds: float, output: int, *, keyframes: bool) -> str:
         recorder.write(delivery)
         spent += time.process_time() - begin
     recorder.close()
-    assert not recorder.error and not recorder.keyframe_error, (recorder.error, recorder.keyframe_error)
+    assert not recorder.error and not recorder.keyframe_error, (
+        recorder.error,
+        recorder.keyframe_error,
+    )
     what = "with keyframes" if keyframes else "events alone (as an engine records)"
-    print(f"recorded {what}: {load.tokens:,} tokens in {load.steps:,} steps of {load.requests:,} requests, "
-          f"{load.events:,} events")  # fmt: skip
+    print(
+        f"recorded {what}: {load.tokens:,} tokens in {load.steps:,} steps of {load.requests:,} "
+        "requests, "
+        f"{load.events:,} events"
+    )
     print(f"  {recorder.size / 1e6:.1f} MB, {recorder.size / seconds * 3.6e-3:.1f} MB an hour; "
           f"{spent / seconds:.2%} of a core")  # fmt: skip
     return keyframer.state.digest() if keyframer is not None else ""
@@ -232,10 +308,15 @@ def record(path: Path, seconds: float, output: int, *, keyframes: bool) -> str:
 def open_and_load(path: Path, digest: str) -> None:
     """How long it takes until there is something to show."""
     with Stopwatch() as watch, TraceFile(path) as trace:
-        kinds = {"events": trace.blocks, "keyframes": trace.keyframes,
-                 "whole keyframes": [block for block in trace.keyframes if block.flags & BASE]}  # fmt: skip
-        parts = ", ".join(f"{len(blocks)} blocks of {name} {sum(b.size for b in blocks) / 1e6:.1f} MB"
-                          for name, blocks in kinds.items())  # fmt: skip
+        kinds = {
+            "events": trace.blocks,
+            "keyframes": trace.keyframes,
+            "whole keyframes": [block for block in trace.keyframes if block.flags & BASE],
+        }
+        parts = ", ".join(
+            f"{len(blocks)} blocks of {name} {sum(b.size for b in blocks) / 1e6:.1f} MB"
+            for name, blocks in kinds.items()
+        )
     print(f"opened: {watch}; {parts}")
     for keyframes in (True, False):
         gc.collect()
@@ -244,15 +325,19 @@ def open_and_load(path: Path, digest: str) -> None:
             state = load(path, keyframes=keyframes)
         grown = resident() - before
         same = state.digest() == digest
-        print(f"  state at the end {'from keyframes' if keyframes else 'from all events'}: {watch}, {grown:.0f} MB, "
-              f"digest {'as recorded' if same else 'DIFFERS'}")  # fmt: skip
+        print(
+            f"  state at the end {'from keyframes' if keyframes else 'from all events'}: {watch}, "
+            f"{grown:.0f} MB, "
+            f"digest {'as recorded' if same else 'DIFFERS'}"
+        )
         del state
 
 
 def seek(path: Path, count: int) -> None:
-    """Random seeks, each with the first snapshot that a screen takes afterwards, in milliseconds: each in a file that
-    was just opened, then all in one that has been looked at for as long as it takes to read its keyframes ahead. The
-    garbage collector is set as the app sets it, and between two seeks there is one idle tick."""
+    """Random seeks, each with the first snapshot that a screen takes afterwards, in milliseconds:
+    each in a file that was just opened, then all in one that has been looked at for as long as it
+    takes to read its keyframes ahead. The garbage collector is set as the app sets it, and between
+    two seeks there is one idle tick."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 100)
@@ -269,7 +354,10 @@ def seek(path: Path, count: int) -> None:
             while player.preparing:
                 player.tick()
                 ticks += 1
-        print(f"  read ahead: {watch}, {ticks / 30:.1f} s of a screen that stands still, {resident():.0f} MB")
+        print(
+            f"  read ahead: {watch}, {ticks / 30:.1f} s of a screen that stands still, "
+            f"{resident():.0f} MB"
+        )
         costs = {}
         for _ in range(count):
             _seek(player, chance.randrange(trace.begin, trace.end), costs)
@@ -294,8 +382,10 @@ def _say(where: str, costs: dict[str, list[float]]) -> None:
     for name, values in costs.items():
         p50, p95 = statistics.median(values), sorted(values)[int(0.95 * len(values))]
         within = sum(value <= 50 for value in values) / len(values)
-        print(f"  {where}: {name}: p50 {p50:.1f} ms, p95 {p95:.1f} ms, at best {min(values):.1f} ms, "
-              f"{within:.0%} within 50 ms")  # fmt: skip
+        print(
+            f"  {where}: {name}: p50 {p50:.1f} ms, p95 {p95:.1f} ms, at best {min(values):.1f} ms, "
+            f"{within:.0%} within 50 ms"
+        )
 
 
 def resident() -> float:
@@ -305,9 +395,15 @@ def resident() -> float:
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=60.0, help="length of the trace (default 60)")
-    parser.add_argument("--output", type=int, default=300, help="mean output tokens of a request (default 300)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=60.0, help="length of the trace (default 60)"
+    )
+    parser.add_argument(
+        "--output", type=int, default=300, help="mean output tokens of a request (default 300)"
+    )
     parser.add_argument("--seeks", type=int, default=100)
     parser.add_argument("--keep", type=Path, help="keep the recording here")
     options = parser.parse_args()
@@ -318,7 +414,10 @@ def main() -> None:
         open_and_load(path, digest)
         print(f"{options.seeks} seeks to anywhere")
         seek(path, options.seeks)
-        print(f"most memory at any time: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:.0f} MB")
+        print(
+            "most memory at any time: "
+            f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:.0f} MB"
+        )
 
 
 if __name__ == "__main__":

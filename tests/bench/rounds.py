@@ -1,17 +1,18 @@
-"""Rounds of faults on a real engine under load: every process of it and its viewers killed, stopped, ended, restarted.
+"""Rounds of faults on a real engine under load: every process of it and its viewers killed,
+stopped, ended, restarted.
 
-    python -m tests.bench.rounds --engine transformers --model FOLDER --rounds 200 --out docs/rounds.jsonl
-    python -m tests.bench.rounds --engine vllm --model FOLDER --rounds 30 --out docs/rounds.jsonl --minutes 9
-    python -m tests.bench.rounds --engine paper --rounds 500 --seed 7 --out paper.jsonl     no model, seconds a round
-    python -m tests.bench.rounds --engine vllm --model FOLDER --acts "kill core" --acts "stop watcher 30, kill api"
-                                 --rounds 2 --out docs/rounds.jsonl                         these acts, each round twice
-    python -m tests.bench.rounds --out docs/rounds.jsonl                                    the tables alone
+    python -m tests.bench.rounds --out FILE --engine transformers --model FOLDER --rounds 200
+    python -m tests.bench.rounds --out FILE --engine vllm --model FOLDER --rounds 30 --minutes 9
+    python -m tests.bench.rounds --out FILE --engine paper --rounds 500 --seed 7   no model
+        … --rounds 2 --acts "kill core" --acts "stop watcher 30, kill api"         these acts
+    python -m tests.bench.rounds --out FILE                                        the tables alone
 
-A round follows from its seed (`tests.faults.acts`): requests of the demo's clients, one to four acts on processes drawn
-by chance, then all that must be true (`tests.faults.round`). The engine lives on through the rounds in which none of
-its own processes was ended. With ``--acts`` nothing is left to chance but load and times. Rounds are appended to
-``--out`` as they end; a later call runs the seeds that are missing, so that several short calls add up. vLLM runs in an
-environment of its own: `tests.vllm.server.vllm_python`.
+A round follows from its seed (`tests.faults.acts`): requests of the demo's clients, one to four
+acts on processes drawn by chance, then all that must be true (`tests.faults.round`). The engine
+lives on through the rounds in which none of its own processes was ended. With ``--acts`` nothing is
+left to chance but load and times. Rounds are appended to ``--out`` as they end; a later call runs
+the seeds that are missing, so that several short calls add up. vLLM runs in an environment of its
+own: `tests.vllm.server.vllm_python`.
 
 Exit code 1 when a round of this call did not hold.
 """
@@ -39,9 +40,9 @@ DEADLY = {"transformers": 0.2, "vllm": 0.15, "paper": 0.3}
 
 @dataclass
 class Outcome:
-    """One round. `acts` as ``kill screen``; `problems` what did not hold, empty when all did; `missing` events that the
-    watcher counted as lost; `started` whether the engine came up for it; `asked` the acts that were asked for, empty
-    when they were drawn."""
+    """One round. `acts` as ``kill screen``; `problems` what did not hold, empty when all did;
+    `missing` events that the watcher counted as lost; `started` whether the engine came up for it;
+    `asked` the acts that were asked for, empty when they were drawn."""
 
     engine: str
     seed: int
@@ -55,8 +56,11 @@ class Outcome:
     asked: str = ""
 
 
-def run(engine: str, model: str, wanted: Sequence[tuple[int, str]], minutes: float, out: Path) -> int:
-    """The rounds of these seeds and acts (drawn when empty), as far as the time allows; how many did not hold."""
+def run(
+    engine: str, model: str, wanted: Sequence[tuple[int, str]], minutes: float, out: Path
+) -> int:
+    """The rounds of these seeds and acts (drawn when empty), as far as the time allows; how many
+    did not hold."""
     python = ""
     if engine == "vllm":
         from tests.vllm.server import vllm_python
@@ -79,16 +83,29 @@ def run(engine: str, model: str, wanted: Sequence[tuple[int, str]], minutes: flo
             seconds = time.monotonic() - begin
             if rounds.dead is not None or problems:
                 problems = problems + rounds.close()
-            outcome = Outcome(engine, seed, [str(act) for act in this.acts], problems, rounds.missing, sum(this.visits),
-                              round(seconds, 1), started, datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
-                              asked)  # fmt: skip
+            outcome = Outcome(
+                engine,
+                seed,
+                [str(act) for act in this.acts],
+                problems,
+                rounds.missing,
+                sum(this.visits),
+                round(seconds, 1),
+                started,
+                datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+                asked,
+            )
             if rounds.dead is not None or problems:
                 rounds = None
             failed += bool(problems)
             with out.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(outcome)) + "\n")
-            print(f"{engine} {seed}: {', '.join(outcome.acts)}: {'; '.join(problems) or 'held'} ({seconds:.0f} s)",
-                  file=sys.stderr, flush=True)  # fmt: skip
+            print(
+                f"{engine} {seed}: {', '.join(outcome.acts)}: {'; '.join(problems) or 'held'} "
+                f"({seconds:.0f} s)",
+                file=sys.stderr,
+                flush=True,
+            )
     finally:
         if rounds is not None:
             left = rounds.close()
@@ -102,7 +119,9 @@ def read(out: Path) -> list[Outcome]:
     """The rounds that have run."""
     if not out.exists():
         return []
-    return [Outcome(**json.loads(line)) for line in out.read_text(encoding="utf-8").splitlines() if line]
+    return [
+        Outcome(**json.loads(line)) for line in out.read_text(encoding="utf-8").splitlines() if line
+    ]
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -117,8 +136,10 @@ def table(outcomes: Sequence[Outcome]) -> str:
     names = ["all rounds", *sorted({name for name, _ in tried} - {"all rounds"})]
     lines = ["| rounds with | " + " | ".join(engines) + " |", "|---|" + "---|" * len(engines)]
     for name in names:
-        cells = [f"{held[name, engine]} of {tried[name, engine]} held" if tried[name, engine] else "–"
-                 for engine in engines]  # fmt: skip
+        cells = [
+            f"{held[name, engine]} of {tried[name, engine]} held" if tried[name, engine] else "–"
+            for engine in engines
+        ]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -128,13 +149,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--engine", choices=sorted(DEADLY), default="transformers")
     parser.add_argument("--model", default="", help="folder of a model; paper needs none")
-    parser.add_argument("--rounds", type=int, default=0, help="rounds that this engine shall have; 0: the tables")
-    parser.add_argument("--acts", action="append", default=[], help="of a round, as kill core, stop watcher 30")
+    parser.add_argument(
+        "--rounds", type=int, default=0, help="rounds that this engine shall have; 0: the tables"
+    )
+    parser.add_argument(
+        "--acts", action="append", default=[], help="of a round, as kill core, stop watcher 30"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the first round")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no round after so many")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an end in which the engine and its viewers are ended too
+    # an end in which the engine and its viewers are ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     done = {(one.seed, one.asked) for one in read(options.out) if one.engine == options.engine}
     wanted = [(seed, asked) for seed in range(options.seed, options.seed + options.rounds)
               for asked in options.acts or [""] if (seed, asked) not in done]  # fmt: skip

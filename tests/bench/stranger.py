@@ -1,8 +1,9 @@
 """A stranger's path, timed: `python -m tests.bench.stranger [--cold] [--tests 60]`.
 
-A fresh clone of the commit that is checked out, then the README's two commands as they stand there: the first until a
-request is drawn in the waterfall on a terminal, and moves; the second until so many tests have passed, not to its end.
-`--cold`: without what pip has kept. The model is fetched only where the user's cache folder lacks it; that is told.
+A fresh clone of the commit that is checked out, then the README's two commands as they stand there:
+the first until a request is drawn in the waterfall on a terminal, and moves; the second until so
+many tests have passed, not to its end. `--cold`: without what pip has kept. The model is fetched
+only where the user's cache folder lacks it; that is told.
 """
 
 from __future__ import annotations
@@ -25,18 +26,27 @@ REQUEST = re.compile(r"\d+ *→ *\d*")
 
 def blocks(readme: str) -> tuple[str, str]:
     """The README's two commands."""
-    first, second = re.findall(r"```sh\n(.+?)```", readme.partition("## Two commands")[2], re.DOTALL)[:2]
+    first, second = re.findall(
+        r"```sh\n(.+?)```", readme.partition("## Two commands")[2], re.DOTALL
+    )[:2]
     return first.strip(), second.strip()
 
 
 def main() -> None:
     """Go the path and say how long each stretch took."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cold", action="store_true")
     parser.add_argument(
-        "--tests", type=int, default=60, help="tests that must pass before the second command is stopped"
+        "--tests",
+        type=int,
+        default=60,
+        help="tests that must pass before the second command is stopped",
     )
-    parser.add_argument("--lock", type=Path, help="a file that is locked while the engine runs, on a shared machine")
+    parser.add_argument(
+        "--lock", type=Path, help="a file that is locked while the engine runs, on a shared machine"
+    )
     options = parser.parse_args()
     env = {
         name: value
@@ -46,7 +56,8 @@ def main() -> None:
     env |= {"TERM": "xterm-256color", **({"PIP_NO_CACHE_DIR": "1"} if options.cold else {})}
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "tracer")
     print(
-        f"the model's folder: {'there' if any((cache / 'models').glob('*')) else 'not there'}; pip's cache: "
+        f"the model's folder: {'there' if any((cache / 'models').glob('*')) else 'not there'}; "
+        "pip's cache: "
         f"{'not used' if options.cold else 'used'}"
     )
     with tempfile.TemporaryDirectory(prefix="stranger-") as name:
@@ -73,7 +84,11 @@ def main() -> None:
             shown.wait_for(lambda: REQUEST.search(shown.text) is not None, "a request", 300)
             lap("a request in the waterfall")
             before = shown.text
-            shown.wait_for(lambda: REQUEST.search(shown.text) is not None and shown.text != before, "it to move", 60)
+            shown.wait_for(
+                lambda: REQUEST.search(shown.text) is not None and shown.text != before,
+                "it to move",
+                60,
+            )
             lap("it moves")
             print(shown.text)
             shown.type("q")

@@ -1,12 +1,14 @@
-"""What-if against the truth: settings changed for real on the real engine, beside what was predicted without doing so.
+"""What-if against the truth: settings changed for real on the real engine, beside what was
+predicted without doing so.
 
     flock /tmp/engine.lock python -m tests.bench.whatif_truth MODEL [--seeds 1 2 3] [--requests 24]
 
-SmolLM2 on transformers' continuous batching, one thread. For each seed of the traffic the same requests run once as
-they are and once for each change: prefix cache on, chunks of a quarter, half the slots. The prediction is made from
-the unchanged run alone, with a step fitted to all unchanged runs. Times are CPU times of the engine's process (see
-`tests.analysis.engine_runs`): other programs on the machine do not count, what they do to the caches does. ``--noise``
-runs the unchanged plan twice and says how far two equal runs differ: no prediction can be better than that.
+SmolLM2 on transformers' continuous batching, one thread. For each seed of the traffic the same
+requests run once as they are and once for each change: prefix cache on, chunks of a quarter, half
+the slots. The prediction is made from the unchanged run alone, with a step fitted to all unchanged
+runs. Times are CPU times of the engine's process (see `tests.analysis.engine_runs`): other programs
+on the machine do not count, what they do to the caches does. ``--noise`` runs the unchanged plan
+twice and says how far two equal runs differ: no prediction can be better than that.
 """
 
 from __future__ import annotations
@@ -41,15 +43,22 @@ def changes(base: Plan) -> dict[str, tuple[Plan, str]]:
 
 def main() -> None:
     """Run, predict, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--rate", type=float, default=6.0)
     parser.add_argument("--noise", action="store_true")
-    parser.add_argument("--timeout", type=float, default=530.0, help="seconds after which the runs are given up")
+    parser.add_argument(
+        "--timeout", type=float, default=530.0, help="seconds after which the runs are given up"
+    )
     options = parser.parse_args()
-    bases = {seed: Plan(options.requests, options.rate, prompt=96, output=16, seed=seed) for seed in options.seeds}
+    bases = {
+        seed: Plan(options.requests, options.rate, prompt=96, output=16, seed=seed)
+        for seed in options.seeds
+    }
     plans: dict[str, Plan] = {}
     for seed, base in bases.items():
         plans[f"base {seed}"] = base
@@ -57,7 +66,10 @@ def main() -> None:
         if options.noise:
             plans[f"again {seed}"] = base
     begin = time.monotonic()
-    seen = {name: observe(state) for name, state in play(options.model, plans, options.timeout).states.items()}
+    seen = {
+        name: observe(state)
+        for name, state in play(options.model, plans, options.timeout).states.items()
+    }
     print(f"{len(plans)} runs in {time.monotonic() - begin:.0f} s, load {os.getloadavg()[0]:.1f}")
     report(seen, bases)
 
@@ -67,14 +79,23 @@ def report(seen: dict[str, Observed], bases: dict[int, Plan]) -> None:
     unchanged = [seen[f"base {seed}"] for seed in bases]
     first = unchanged[0]
     fitted = fit(
-        [step for each in unchanged for step in each.steps], first.model(), first.device(), dense=first.dense,
+        [step for each in unchanged for step in each.steps],
+        first.model(),
+        first.device(),
+        dense=first.dense,
         context=np.concatenate([each.context for each in unchanged]),
         pairs=np.concatenate([each.pairs for each in unchanged]),
-    )  # fmt: skip
+    )
     print(fitted.sentence())
-    print(f"{fitted.steps} steps: {fitted.step_error:.1%} off out of sample, prompts {fitted.prefill_error:.1%}")
-    print(f"\n{'':<8}{'seed':>4}  {'':<11}{'unchanged':>10}{'measured':>10}{'predicted':>10}{'off':>7}   "
-          "change measured, predicted")  # fmt: skip
+    print(
+        f"{fitted.steps} steps: {fitted.step_error:.1%} off out of sample, prompts "
+        f"{fitted.prefill_error:.1%}"
+    )
+    print(
+        f"\n{'':<8}{'seed':>4}  "
+        f"{'':<11}{'unchanged':>10}{'measured':>10}{'predicted':>10}{'off':>7}   "
+        "change measured, predicted"
+    )
     errors: dict[str, list[float]] = {}
     wrong, clear = 0, 0
     for change, (_, words) in changes(bases[next(iter(bases))]).items():
@@ -84,7 +105,11 @@ def report(seen: dict[str, Observed], bases: dict[int, Plan]) -> None:
             for figure in COMPARED:
                 metric = told.metric(figure)
                 before, after = metric.measured or metric.before, truth[figure]
-                was, said, off = after / before - 1, metric.predicted / before - 1, metric.predicted / after - 1
+                was, said, off = (
+                    after / before - 1,
+                    metric.predicted / before - 1,
+                    metric.predicted / after - 1,
+                )
                 errors.setdefault(change, []).append(abs(off))
                 errors.setdefault(figure, []).append(abs(off))
                 sign = ""
@@ -93,20 +118,31 @@ def report(seen: dict[str, Observed], bases: dict[int, Plan]) -> None:
                     if was * said <= 0:
                         wrong += 1
                         sign = "  WRONG SIGN"
-                print(f"{change:<8}{seed:>4}  {label(figure):<11}{before:>10.1f}{after:>10.1f}{metric.predicted:>10.1f}"
-                      f"{off:>7.0%}   {was:+.0%}, {said:+.0%}{sign}")  # fmt: skip
+                print(
+                    f"{change:<8}{seed:>4}  "
+                    f"{label(figure):<11}{before:>10.1f}{after:>10.1f}{metric.predicted:>10.1f}"
+                    f"{off:>7.0%}   {was:+.0%}, {said:+.0%}{sign}"
+                )
             real = seen[f"{change} {seed}"]
-            print(f"{change:<8}{seed:>4}  steps {len(seen[f'base {seed}'].steps)} → {len(real.steps)}, replayed "
-                  f"{told.after.steps}; cached {sum(each.cached for each in real.arrivals)}, "
-                  f"replayed {np.nansum(told.after.cached):.0f}")  # fmt: skip
+            print(
+                f"{change:<8}{seed:>4}  steps {len(seen[f'base {seed}'].steps)} → "
+                f"{len(real.steps)}, replayed "
+                f"{told.after.steps}; cached {sum(each.cached for each in real.arrivals)}, "
+                f"replayed {np.nansum(told.after.cached):.0f}"
+            )
     print(f"\nsigns: {clear - wrong} of {clear} clear changes right")
     for name, values in errors.items():
-        print(f"median error {label(name):<11}{np.median(values):>5.0%}   worst {max(values):>5.0%}   of {len(values)}")
+        print(
+            f"median error {label(name):<11}{np.median(values):>5.0%}   worst {max(values):>5.0%}  "
+            f" of {len(values)}"
+        )
     for seed in bases:
         again = seen.get(f"again {seed}")
         if again is not None:
             one, other = measured_figures(seen[f"base {seed}"]), measured_figures(again)
-            said = ", ".join(f"{label(name)} {abs(other[name] / one[name] - 1):.0%}" for name in COMPARED)
+            said = ", ".join(
+                f"{label(name)} {abs(other[name] / one[name] - 1):.0%}" for name in COMPARED
+            )
             print(f"two equal runs, seed {seed}: {said}")
 
 

@@ -29,7 +29,10 @@ def wait_until(condition: Callable[[], object], what: str, deadline_s: float = D
 def runs(pid: int) -> bool:
     """Whether the process runs; one that has ended and only waits for its parent does not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in (
+            b"Z",
+            b"X",
+        )
     except (FileNotFoundError, ProcessLookupError):
         return False
 
@@ -49,7 +52,9 @@ def marked(mark: str) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if needle in (entry / "environ").read_bytes().split(b"\0") and runs(int(entry.name)):
+                if needle in (entry / "environ").read_bytes().split(b"\0") and runs(
+                    int(entry.name)
+                ):
                     found.append(int(entry.name))
     return found
 
@@ -64,19 +69,27 @@ class Commands:
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def environment(self, **more: str) -> dict[str, str]:
-        """Ours, with the folders of this test and without what would colour the output, or tell it another size than
-        that of its terminal (test runners do)."""
-        kept = {name: value for name, value in os.environ.items()
-                if not name.startswith(("TRACER", "COV_")) and name not in ("COLUMNS", "LINES")}  # fmt: skip
+        """Ours, with the folders of this test and without what would colour the output, or tell it
+        another size than that of its terminal (test runners do)."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("TRACER", "COV_")) and name not in ("COLUMNS", "LINES")
+        }
         return {**kept, "TRACER_SOCKET_DIR": str(self.sockets), "TRACER_LOG_DIR": str(self.logs),
                 "TRACER_TEST_MARK": self.mark, "TERM": "xterm-256color", **more}  # fmt: skip
 
     def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         """Start ``tracer ARGUMENTS``; its output in pipes."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "tracer", *arguments], env=self.environment(**env), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, "-m", "tracer", *arguments],
+            env=self.environment(**env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         self.started.append(process)
         return process
 
@@ -110,5 +123,6 @@ def python(code: str) -> list[str]:
 
 
 def traced(*what: str) -> list[str]:
-    """A command that is traced: it publishes events of two requests, then does `what` (see traced_child.py)."""
+    """A command that is traced: it publishes events of two requests, then does `what` (see
+    traced_child.py)."""
     return [sys.executable, str(TRACED_CHILD), *what]

@@ -1,4 +1,5 @@
-"""Fixtures of the command line's tests: every command runs as its own process, in folders of its own."""
+"""Fixtures of the command line's tests: every command runs as its own process, in folders of its
+own."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from tests.cli.commands import Commands
 
 @pytest.fixture
 def tracer(tmp_path: Path) -> Iterator[Commands]:
-    """Runs `tracer` commands. Fails the test when one of them leaves a process or a socket behind."""
+    """Runs `tracer` commands. Fails the test when one of them leaves a process or a socket
+    behind."""
     with tempfile.TemporaryDirectory(prefix="tracer-test-") as sockets:
         commands = Commands(Path(sockets), tmp_path / "logs")
         yield commands

@@ -20,7 +20,9 @@ WIDTH, HEIGHT = 120, 36
 class Terminal:
     """Runs a command on a pseudo-terminal; `screen` holds what it shows."""
 
-    def __init__(self, command: Sequence[str], env: dict[str, str], size: tuple[int, int] = (WIDTH, HEIGHT)) -> None:
+    def __init__(
+        self, command: Sequence[str], env: dict[str, str], size: tuple[int, int] = (WIDTH, HEIGHT)
+    ) -> None:
         self.screen = pyte.Screen(*size)
         self.raw = bytearray()
         self._stream = pyte.ByteStream(self.screen)
@@ -44,7 +46,8 @@ class Terminal:
             except OSError:  # nobody holds the other end any more
                 return
             self.raw += data
-            self._stream.feed(data.replace(b"\x1b[>", b"\x1b["))  # pyte knows no private sequences of this kind
+            # pyte knows no private sequences of this kind
+            self._stream.feed(data.replace(b"\x1b[>", b"\x1b["))
 
     def type(self, keys: str) -> None:
         """Type something."""
@@ -64,7 +67,9 @@ class Terminal:
         """Read until `condition()`; fails with the screen otherwise."""
         deadline = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}; the screen:\n{self.text}"
+            assert time.monotonic() < deadline, (
+                f"waited {seconds:g} s for {what}; the screen:\n{self.text}"
+            )
             self.read(0.02)
 
     def wait_for_text(self, text: str, seconds: float = 60) -> None:

@@ -1,4 +1,5 @@
-"""``tracer budget`` on a terminal: without flags it is a screen, and leaves the terminal as it was."""
+"""``tracer budget`` on a terminal: without flags it is a screen, and leaves the terminal as it
+was."""
 
 from __future__ import annotations
 
@@ -25,7 +26,12 @@ pytestmark = pytest.mark.slow
 def test_sliders_and_journey_need_no_engine(
     flags: list[str], first: str, key: str, then: str, tmp_path: Path
 ) -> None:
-    env = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "XDG_CACHE_HOME": str(tmp_path)}
+    env = {
+        **os.environ,
+        "TERM": "xterm-256color",
+        "COLORTERM": "truecolor",
+        "XDG_CACHE_HOME": str(tmp_path),
+    }
     env.pop("NO_COLOR", None)
     shown = Terminal([sys.executable, "-m", "tracer", "budget", *flags], env)
     try:

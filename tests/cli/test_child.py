@@ -51,7 +51,11 @@ async def test_a_command_ended_by_a_signal_exits_as_a_shell_says(tmp_path: Path)
 @pytest.mark.parametrize(
     ("command", "code", "reason"),
     [
-        (["no-such-program-here"], 127, "cannot run no-such-program-here: no such file or directory"),
+        (
+            ["no-such-program-here"],
+            127,
+            "cannot run no-such-program-here: no such file or directory",
+        ),
         (["/etc/passwd"], 126, "cannot run /etc/passwd: permission denied"),
         (["/"], 126, "cannot run /: permission denied"),
     ],
@@ -76,8 +80,10 @@ async def test_output_goes_into_the_log_and_stdin_is_empty(tmp_path: Path) -> No
 async def test_what_the_command_left_running_is_ended_too(tmp_path: Path) -> None:
     """A plain grandchild and a daemon that went into a session of its own."""
     plain, daemon = tmp_path / "plain", tmp_path / "daemon"
-    script = f"sleep 600 & echo $! > {plain}; setsid sh -c 'echo $$ > {daemon}; exec sleep 600' &" \
-             f" while [ ! -s {daemon} ]; do sleep 0.05; done; exit 3"
+    script = (
+        f"sleep 600 & echo $! > {plain}; setsid sh -c 'echo $$ > {daemon}; exec sleep 600' &"
+        f" while [ ! -s {daemon} ]; do sleep 0.05; done; exit 3"
+    )
     child = await start(["sh", "-c", script], tmp_path / "log")
     pids = [await number_in(plain), await number_in(daemon)]
     assert await child.wait() == 3
@@ -87,8 +93,11 @@ async def test_what_the_command_left_running_is_ended_too(tmp_path: Path) -> Non
 @pytest.mark.slow
 async def test_a_left_over_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     left = tmp_path / "left"
-    script = f"(trap '' TERM; exec sh -c 'trap \"\" TERM; echo $$ > {left}; while :; do sleep 1; done') &" \
-             f" while [ ! -s {left} ]; do sleep 0.05; done"
+    script = (
+        f"(trap '' TERM; exec sh -c 'trap \"\" TERM; echo $$ > {left}; while :; do sleep 1; done') "
+        "&"
+        f" while [ ! -s {left} ]; do sleep 0.05; done"
+    )
     child = await start(["sh", "-c", script], tmp_path / "log")
     pid = await number_in(left)
     assert await child.wait() == 0
@@ -107,19 +116,27 @@ ctypes.CDLL(None).pthread_exit(None)
 
 
 async def test_of_a_process_whose_first_thread_has_ended_nothing_is_left(tmp_path: Path) -> None:
-    """It looks like a zombie, and is none: an engine with many threads does on its way out. Its children go too."""
+    """It looks like a zombie, and is none: an engine with many threads does on its way out. Its
+    children go too."""
     log = tmp_path / "log"
     code, program = tmp_path / "code.py", tmp_path / "pids"
     code.write_text(THREADS_REMAIN)
-    script = f"{sys.executable} {code} & echo $! > {program}; until grep -q . {log}; do sleep 0.05; done"
+    script = (
+        f"{sys.executable} {code} & echo $! > {program}; until grep -q . {log}; do sleep 0.05; done"
+    )
     child = await start(["sh", "-c", script], log)
     assert await asyncio.wait_for(child.wait(), 30) == 0
-    assert [Path(f"/proc/{pid}").exists() for pid in (int(program.read_text()), int(log.read_text()))] == [False, False]
+    assert [
+        Path(f"/proc/{pid}").exists() for pid in (int(program.read_text()), int(log.read_text()))
+    ] == [False, False]
 
 
 async def test_stop_begins_with_the_given_signal(tmp_path: Path) -> None:
-    code = "import signal, sys, time\nsignal.signal(signal.SIGHUP, lambda *_: sys.exit(9))\nprint('up', flush=True)\n" \
-           "time.sleep(600)"  # fmt: skip
+    code = (
+        "import signal, sys, time\nsignal.signal(signal.SIGHUP, lambda *_: "
+        "sys.exit(9))\nprint('up', flush=True)\n"
+        "time.sleep(600)"
+    )
     log = tmp_path / "log"
     child = await start(python(code), log)
     while log.read_text() != "up\n":
@@ -162,8 +179,10 @@ def test_the_command_and_its_folder_go_when_the_tracer_is_killed(tmp_path: Path)
     (folder / "1-00000000.sock").touch()
     script = f"setsid sleep 600 & echo $$ $! > {pids}; trap '' INT; wait"
     code = (
-        "import asyncio, os, pathlib, sys\nfrom tracer.launch.child import Child\nasync def main():\n"
-        f"    child = await Child.start(['sh', '-c', {script!r}], os.environ, pathlib.Path({str(tmp_path / 'log')!r}),"
+        "import asyncio, os, pathlib, sys\nfrom tracer.launch.child import Child\nasync def "
+        "main():\n"
+        f"    child = await Child.start(['sh', '-c', {script!r}], os.environ, "
+        f"pathlib.Path({str(tmp_path / 'log')!r}),"
         f" pathlib.Path({str(folder)!r}))\n    await child.wait()\nasyncio.run(main())"
     )
     supervisor = subprocess.Popen(python(code))
@@ -177,10 +196,13 @@ def test_the_command_and_its_folder_go_when_the_tracer_is_killed(tmp_path: Path)
 
 
 @pytest.mark.slow
-async def test_what_the_command_started_goes_too_when_the_guardian_is_killed(tmp_path: Path) -> None:
-    """The kernel ends the command with the guardian, but none of its children: vLLM's core and workers lived on."""
+async def test_what_the_command_started_goes_too_when_the_guardian_is_killed(
+    tmp_path: Path,
+) -> None:
+    """The kernel ends the command with the guardian, but none of its children: vLLM's core and
+    workers lived on."""
     plain, deaf, daemon = tmp_path / "plain", tmp_path / "deaf", tmp_path / "daemon"
-    stubborn = f"trap \"\" TERM; echo $$ > {deaf}; while :; do sleep 1; done"
+    stubborn = f'trap "" TERM; echo $$ > {deaf}; while :; do sleep 1; done'
     script = (f"setsid sh -c 'echo $$ > {daemon}; exec sleep 600' & sleep 600 & echo $! > {plain}; "
               f"sh -c '{stubborn}' & echo last words; wait")  # fmt: skip
     child = await start(["sh", "-c", script], tmp_path / "log")
@@ -191,7 +213,9 @@ async def test_what_the_command_started_goes_too_when_the_guardian_is_killed(tmp
     assert (tmp_path / "log").read_text() == "last words\n"
 
 
-async def test_guardian_and_second_killed_at_once_leave_nothing_of_the_command_s_session(tmp_path: Path) -> None:
+async def test_guardian_and_second_killed_at_once_leave_nothing_of_the_command_s_session(
+    tmp_path: Path,
+) -> None:
     plain = tmp_path / "plain"
     child = await start(["sh", "-c", f"sleep 600 & echo $! > {plain}; wait"], tmp_path / "log")
     pids = [child.pid, await number_in(plain)]
@@ -203,8 +227,11 @@ async def test_guardian_and_second_killed_at_once_leave_nothing_of_the_command_s
 
 async def test_a_second_that_is_killed_costs_the_command_nothing(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    code = "import signal, sys, time\nsignal.signal(signal.SIGHUP, lambda *_: sys.exit(9))\nprint('up', flush=True)\n" \
-           "time.sleep(600)"  # fmt: skip
+    code = (
+        "import signal, sys, time\nsignal.signal(signal.SIGHUP, lambda *_: "
+        "sys.exit(9))\nprint('up', flush=True)\n"
+        "time.sleep(600)"
+    )
     child = await start(python(code), log)
     os.kill(child._process.pid, signal.SIGKILL)
     wait_until(lambda: not runs(child._process.pid), "its end")
@@ -255,7 +282,9 @@ wait('end')
 
 
 @pytest.mark.parametrize("relieved", [False, True])
-async def test_a_full_disk_under_the_log_is_not_felt_by_the_command(tmp_path: Path, relieved: bool) -> None:
+async def test_a_full_disk_under_the_log_is_not_felt_by_the_command(
+    tmp_path: Path, relieved: bool
+) -> None:
     """What could not be written comes once there is room, or is counted."""
     log, said = tmp_path / "log", list[str]()
     child = await start([*python(TALKER), str(tmp_path), "1000"], log, say=said.append)
@@ -279,7 +308,9 @@ async def test_a_full_disk_under_the_log_is_not_felt_by_the_command(tmp_path: Pa
         assert said[1:] == [f"{95_011} bytes that {name} wrote are not in {log}"]
 
 
-async def test_of_a_flood_onto_a_full_disk_the_oldest_is_left_out_and_the_log_says_how_much(tmp_path: Path) -> None:
+async def test_of_a_flood_onto_a_full_disk_the_oldest_is_left_out_and_the_log_says_how_much(
+    tmp_path: Path,
+) -> None:
     log, said = tmp_path / "log", list[str]()
     lines = HELD_BYTES // 100 + 10_000
     child = await start([*python(TALKER), str(tmp_path), str(lines)], log, say=said.append)
@@ -296,7 +327,10 @@ async def test_of_a_flood_onto_a_full_disk_the_oldest_is_left_out_and_the_log_sa
     assert said[-1] == f"{missing} bytes that {child.name} wrote are not in {log}"
     with log.open() as file:
         file.seek(5_000)
-        assert [next(file), next(file)] == ["\n", f"tracer: {missing} bytes of output are missing here\n"]
+        assert [next(file), next(file)] == [
+            "\n",
+            f"tracer: {missing} bytes of output are missing here\n",
+        ]
         rest = file.read()
     assert len(rest) == HELD_BYTES
     assert rest.endswith(f"{lines - 1:099}\nstill here\n")
@@ -317,7 +351,10 @@ async def test_a_shell_that_writes_to_dev_stderr_takes_nothing_from_the_log(tmp_
     """Opened anew by its name a file is emptied first."""
     log = tmp_path / "log"
     gate = tmp_path / "gate"
-    script = f"echo one, a longer line; until [ -e {gate} ]; do sleep 0.02; done; echo two > /dev/stderr; echo three"
+    script = (
+        f"echo one, a longer line; until [ -e {gate} ]; do sleep 0.02; done; echo two > "
+        "/dev/stderr; echo three"
+    )
     child = await start(["sh", "-c", script], log)
     while log.stat().st_size == 0:
         await asyncio.sleep(0.01)
@@ -329,7 +366,9 @@ async def test_a_shell_that_writes_to_dev_stderr_takes_nothing_from_the_log(tmp_
 async def test_a_stopped_tracer_does_not_hold_up_the_command(tmp_path: Path) -> None:
     """Megabytes of output while nobody reads: a pipe would be full after 64 kB."""
     log = tmp_path / "log"
-    child = await start(python("import sys\nfor _ in range(2000): sys.stdout.write('x' * 1999 + '\\n')"), log)
+    child = await start(
+        python("import sys\nfor _ in range(2000): sys.stdout.write('x' * 1999 + '\\n')"), log
+    )
     # The event loop does nothing until the command has ended: as good as a SIGSTOP.
     wait_until(lambda: not runs(child.pid), "the command to end")
     wait_until(lambda: log.stat().st_size == 4_000_000, "all of it in the log")

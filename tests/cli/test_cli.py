@@ -17,7 +17,8 @@ COMMANDS = ("demo", "run", "attach", "show", "doctor")
 
 
 def best_of(command: list[str], wanted: float, times: int = 40) -> float:
-    """Seconds of the quickest run, of as many as it takes to get below `wanted`: the machine may be busy."""
+    """Seconds of the quickest run, of as many as it takes to get below `wanted`: the machine may be
+    busy."""
     best = float("inf")
     for _ in range(times):
         begin = time.monotonic()
@@ -87,17 +88,26 @@ def test_help_takes_less_than_300_ms() -> None:
 
 
 def test_import_takes_less_than_50_ms() -> None:
-    code = "import time; begin = time.perf_counter(); import tracer; print(time.perf_counter() - begin)"
+    code = (
+        "import time; begin = time.perf_counter(); import tracer; print(time.perf_counter() - "
+        "begin)"
+    )
     times = (
-        float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
+        float(
+            subprocess.run(
+                [sys.executable, "-c", code], check=True, capture_output=True, text=True
+            ).stdout
+        )
         for _ in range(40)
     )
     assert any(seconds < 0.05 for seconds in times)
 
 
 def test_the_command_line_loads_no_screen_and_no_engine_by_itself() -> None:
-    code = "import sys, tracer.cli.main; print([name for name in sys.modules if name.split('.')[0] in " \
-           "('textual', 'rich', 'torch', 'transformers', 'numpy')])"  # fmt: skip
+    code = (
+        "import sys, tracer.cli.main; print([name for name in sys.modules if name.split('.')[0] in "
+        "('textual', 'rich', 'torch', 'transformers', 'numpy')])"
+    )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"
 
@@ -119,15 +129,31 @@ def test_a_reader_that_goes_away_is_no_error(tracer: Commands) -> None:
 
 def test_an_unexpected_error_is_one_line_unless_asked_for_more(tracer: Commands) -> None:
     """A socket folder that is no folder breaks what nobody foresaw here: still one line."""
-    crash = "from tracer.cli import doctor_report\ndoctor_report.report = lambda: 1 / 0\nfrom tracer.cli.main import main\nmain(['doctor'])"
+    crash = (
+        "from tracer.cli import doctor_report\ndoctor_report.report = lambda: 1 / 0\nfrom "
+        "tracer.cli.main import main\nmain(['doctor'])"
+    )
     quiet = subprocess.run(
-        [sys.executable, "-c", f"import sys\n{crash.replace('main([', 'sys.exit(main([').replace('])', ']))')}"],
-        capture_output=True, text=True, env=tracer.environment(), check=False,
-    )  # fmt: skip
-    assert (quiet.returncode, quiet.stderr) == (1, "tracer doctor: ZeroDivisionError: division by zero\n")
-    loud = subprocess.run(
-        [sys.executable, "-c", crash], capture_output=True, text=True, env=tracer.environment(TRACER_DEBUG="1"),
+        [
+            sys.executable,
+            "-c",
+            f"import sys\n{crash.replace('main([', 'sys.exit(main([').replace('])', ']))')}",
+        ],
+        capture_output=True,
+        text=True,
+        env=tracer.environment(),
         check=False,
-    )  # fmt: skip
+    )
+    assert (quiet.returncode, quiet.stderr) == (
+        1,
+        "tracer doctor: ZeroDivisionError: division by zero\n",
+    )
+    loud = subprocess.run(
+        [sys.executable, "-c", crash],
+        capture_output=True,
+        text=True,
+        env=tracer.environment(TRACER_DEBUG="1"),
+        check=False,
+    )
     assert loud.returncode == 1
     assert "Traceback" in loud.stderr

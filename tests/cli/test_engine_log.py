@@ -85,7 +85,9 @@ def test_a_file_that_is_gone_has_nothing_new(tmp_path: Path) -> None:
     assert log.lines == []
 
 
-def test_a_new_log_is_private_and_old_ones_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_log_is_private_and_old_ones_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRACER_LOG_DIR", str(tmp_path))
     for number in range(FILES_KEPT + 5):
         path = new_log(f"run-{number}")
@@ -95,7 +97,9 @@ def test_a_new_log_is_private_and_old_ones_are_removed(tmp_path: Path, monkeypat
     assert kept == {f"run-{number}" for number in range(5, FILES_KEPT + 5)}
 
 
-def test_a_new_log_of_the_same_name_starts_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_log_of_the_same_name_starts_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRACER_LOG_DIR", str(tmp_path))
     new_log("run-1").write_text("of an earlier process with this pid\n")
     assert new_log("run-1").read_text() == ""

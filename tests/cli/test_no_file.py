@@ -1,4 +1,5 @@
-"""What is named where a file is wanted and is none: one line and exit code 2, at once, and it is left as it was."""
+"""What is named where a file is wanted and is none: one line and exit code 2, at once, and it is
+left as it was."""
 
 from __future__ import annotations
 
@@ -18,10 +19,25 @@ from tracer.cli.main import main
 
 RECORDING = str(Path(__file__).parents[2] / "recordings" / "transformers-hang-up.trace")
 READING = [
-    "show {}", "show {} --json", "show {} --request r1", "compare {} {r}", "compare {r} {}", "compare {} {}",
-    "export {} --to csv", "export {} --to html -o {o}", "diagnose {}", "diagnose {} --json",
-    "diagnose {r} --clients {}", "diagnose {r} --baseline {}", "metrics {}", "budget --fit {}",
-    "budget --what-if {} blocks=2", "budget --model {}", "import {} -o {o}", "web -- replay {}", "attach {}",
+    "show {}",
+    "show {} --json",
+    "show {} --request r1",
+    "compare {} {r}",
+    "compare {r} {}",
+    "compare {} {}",
+    "export {} --to csv",
+    "export {} --to html -o {o}",
+    "diagnose {}",
+    "diagnose {} --json",
+    "diagnose {r} --clients {}",
+    "diagnose {r} --baseline {}",
+    "metrics {}",
+    "budget --fit {}",
+    "budget --what-if {} blocks=2",
+    "budget --model {}",
+    "import {} -o {o}",
+    "web -- replay {}",
+    "attach {}",
     "run --headless --alerts {} -- true",
 ]
 WRITING = [
@@ -43,9 +59,11 @@ def odd(tmp_path: Path) -> Iterator[dict[str, str]]:
         bound.bind("socket.trace")
         os.chdir(here)
         yield {
-            "a named pipe": str(named), "one of another name": str(plain), "a socket": str(tmp_path / "socket.trace"),
+            "a named pipe": str(named),
+            "one of another name": str(plain),
+            "a socket": str(tmp_path / "socket.trace"),
             "a device": "/dev/zero",
-        }  # fmt: skip
+        }
 
 
 def refused(capsys: pytest.CaptureFixture[str], line: str) -> str:
@@ -72,7 +90,9 @@ def test_only_a_file_is_read(
 
 
 @pytest.mark.parametrize("command", WRITING)
-def test_no_pipe_is_written_to(command: str, odd: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_pipe_is_written_to(
+    command: str, odd: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
     refused(capsys, command.format(odd["a named pipe"], r=RECORDING))
     assert stat.S_ISFIFO(Path(odd["a named pipe"]).stat().st_mode)
 
@@ -80,9 +100,13 @@ def test_no_pipe_is_written_to(command: str, odd: dict[str, str], capsys: pytest
 def test_a_pipe_of_the_shell_is_no_trace(tracer: Commands) -> None:
     """`tracer show <(cat FILE)`: a trace is read from its end."""
     done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m tracer show <(cat {RECORDING})"], env=tracer.environment(),
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        ["bash", "-c", f"{sys.executable} -m tracer show <(cat {RECORDING})"],
+        env=tracer.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 2
     assert done.stderr.endswith("it is a named pipe, not a file\n")
 
@@ -110,12 +134,21 @@ def test_a_log_that_the_user_named_stays(tracer: Commands, tmp_path: Path, befor
 
 @pytest.mark.parametrize("stdin", ["/dev/null", "a file", "closed", "/dev/zero"])
 @pytest.mark.parametrize("stdout", ["a pipe", "a file"])
-def test_a_relay_speaks_to_a_program_only(tracer: Commands, tmp_path: Path, stdin: str, stdout: str) -> None:
+def test_a_relay_speaks_to_a_program_only(
+    tracer: Commands, tmp_path: Path, stdin: str, stdout: str
+) -> None:
     (tmp_path / "in").write_bytes(b"")
     source = {"a file": f"<{tmp_path / 'in'}", "closed": "<&-"}.get(stdin, f"<{stdin}")
-    command = f"{sys.executable} -m tracer relay {source}" + (f" >{tmp_path / 'out'}" if stdout == "a file" else "")
+    command = f"{sys.executable} -m tracer relay {source}" + (
+        f" >{tmp_path / 'out'}" if stdout == "a file" else ""
+    )
     done = subprocess.run(
-        ["bash", "-c", command], env=tracer.environment(), capture_output=True, text=True, timeout=60, check=False
+        ["bash", "-c", command],
+        env=tracer.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1 and "which must be pipes" in done.stderr

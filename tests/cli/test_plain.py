@@ -1,4 +1,5 @@
-"""Where there is no terminal, or one that cannot be steered: plain text, in any encoding, without an escape byte."""
+"""Where there is no terminal, or one that cannot be steered: plain text, in any encoding, without
+an escape byte."""
 
 from __future__ import annotations
 
@@ -22,17 +23,30 @@ RECORDING = str(Path(__file__).parents[2] / "recordings" / "transformers-mixed.t
         (("show", RECORDING), {}),
         (("show", RECORDING), {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}),
         (("diagnose", RECORDING), {"PYTHONIOENCODING": "latin-1"}),
-        (("budget", "--model", "llama-3.1-8b", "--device", "h100-sxm"), {"PYTHONIOENCODING": "ascii", "TERM": "vt100"}),
+        (
+            ("budget", "--model", "llama-3.1-8b", "--device", "h100-sxm"),
+            {"PYTHONIOENCODING": "ascii", "TERM": "vt100"},
+        ),
         (("show", RECORDING, "--json"), {"PYTHONIOENCODING": "ascii"}),
     ],
-)  # fmt: skip
+)
 def test_into_a_pipe_goes_no_escape_byte_and_nothing_that_the_encoding_lacks(
     arguments: tuple[str, ...], environment: dict[str, str]
 ) -> None:
-    env = {**os.environ, "COLORTERM": "truecolor", "FORCE_COLOR": "1", "TERM": "xterm-256color", **environment}
+    env = {
+        **os.environ,
+        "COLORTERM": "truecolor",
+        "FORCE_COLOR": "1",
+        "TERM": "xterm-256color",
+        **environment,
+    }
     env.pop("NO_COLOR", None)
     done = subprocess.run(
-        [sys.executable, "-m", "tracer", *arguments], capture_output=True, env=env, timeout=120, check=False
+        [sys.executable, "-m", "tracer", *arguments],
+        capture_output=True,
+        env=env,
+        timeout=120,
+        check=False,
     )
     assert (done.returncode, done.stderr.count(b"Traceback")) == (0, 0), done.stderr
     assert len(done.stdout) > 400
@@ -58,7 +72,9 @@ def test_a_terminal_that_cannot_be_steered_is_told_what_prints_instead(term: str
         shown.close()
 
 
-@pytest.mark.parametrize(("term", "steered"), [("xterm", True), ("vt100", True), ("dumb", False), (None, False)])
+@pytest.mark.parametrize(
+    ("term", "steered"), [("xterm", True), ("vt100", True), ("dumb", False), (None, False)]
+)
 def test_a_terminal_that_does_not_name_itself_counts_as_dumb(
     monkeypatch: pytest.MonkeyPatch, term: str | None, steered: bool
 ) -> None:

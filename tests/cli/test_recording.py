@@ -1,4 +1,5 @@
-"""Recording as a user does it: a key on the live screen, and a flight recorder that waits for something to happen."""
+"""Recording as a user does it: a key on the live screen, and a flight recorder that waits for
+something to happen."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def terminal(tracer: Commands, here: Path) -> Iterator[Open]:
     def open_terminal(*arguments: str) -> Terminal:
         command = shlex.join([sys.executable, "-m", "tracer", *arguments])
         environment = tracer.environment(XDG_CACHE_HOME=str(here.parent / "cache"))
-        opened.append(Terminal(["sh", "-c", f"cd {shlex.quote(str(here))} && exec {command}"], environment))
+        opened.append(
+            Terminal(["sh", "-c", f"cd {shlex.quote(str(here))} && exec {command}"], environment)
+        )
         return opened[-1]
 
     yield open_terminal
@@ -49,7 +52,9 @@ def recorded(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.trace"))
 
 
-def test_a_key_records_what_is_shown_with_what_was_true_before_it(terminal: Open, here: Path) -> None:
+def test_a_key_records_what_is_shown_with_what_was_true_before_it(
+    terminal: Open, here: Path
+) -> None:
     shown = terminal("run", "--", *traced("tinyengine", "for", "600"))
     shown.wait_for_text("waits-2")
     assert "REC" not in shown.text
@@ -67,7 +72,9 @@ def test_a_key_records_what_is_shown_with_what_was_true_before_it(terminal: Open
     assert shown.wait_for_end() == 0
 
 
-def test_a_recording_that_goes_on_is_whole_when_the_screen_is_left(terminal: Open, here: Path) -> None:
+def test_a_recording_that_goes_on_is_whole_when_the_screen_is_left(
+    terminal: Open, here: Path
+) -> None:
     shown = terminal("run", "--", *traced("tinyengine", "for", "600"))
     shown.wait_for_text("waits-2")
     shown.type("r")
@@ -94,9 +101,21 @@ def test_where_the_folder_takes_no_file_the_cache_folder_does(terminal: Open, he
 
 
 @pytest.mark.slow
-def test_what_the_flight_recorder_kept_is_written_on_a_signal(tracer: Commands, tmp_path: Path) -> None:
-    running = tracer.start("run", "--headless", "--record", str(tmp_path / "flights"), "--flight-recorder", "1m",
-                           "--on", "finding", "--", *traced("tinyengine", "for", "600"))  # fmt: skip
+def test_what_the_flight_recorder_kept_is_written_on_a_signal(
+    tracer: Commands, tmp_path: Path
+) -> None:
+    running = tracer.start(
+        "run",
+        "--headless",
+        "--record",
+        str(tmp_path / "flights"),
+        "--flight-recorder",
+        "1m",
+        "--on",
+        "finding",
+        "--",
+        *traced("tinyengine", "for", "600"),
+    )
     flights = tmp_path / "flights"
     wait_until(lambda: any(tracer.sockets.rglob("*.sock")), "the engine")
     wait_until(lambda: _signalled(running.pid, flights), "the flight recording")
@@ -143,12 +162,19 @@ def test_a_rule_writes_what_was_before_it_fired(tracer: Commands, tmp_path: Path
         (("--flight-recorder", "5"), "no length such as 90s, 5m or 1h"),
         (("--flight-recorder", "0s"), "no length such as"),
         (("--on", "preemption"), "add --flight-recorder 5m"),
-        (("--flight-recorder", "5m", "-o", "/proc/flights/"), "cannot make the folder /proc/flights"),
+        (
+            ("--flight-recorder", "5m", "-o", "/proc/flights/"),
+            "cannot make the folder /proc/flights",
+        ),
         ((), "nothing called 999999 runs"),
     ],
 )
-def test_wrong_use_is_told_in_one_line(tracer: Commands, options: tuple[str, ...], reason: str) -> None:
-    done = tracer.run("record", "999999", *(() if "-o" in options else ("-o", "unused.trace")), *options)
+def test_wrong_use_is_told_in_one_line(
+    tracer: Commands, options: tuple[str, ...], reason: str
+) -> None:
+    done = tracer.run(
+        "record", "999999", *(() if "-o" in options else ("-o", "unused.trace")), *options
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert reason in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.slow
 
 def wait_for_line(path: Path, line: str) -> None:
     """Wait until the log holds a line."""
-    wait_until(lambda: path.is_file() and line in path.read_text().splitlines(), f"{line!r} in the log")
+    wait_until(
+        lambda: path.is_file() and line in path.read_text().splitlines(), f"{line!r} in the log"
+    )
 
 
 def log_of(tracer: Commands) -> Path:
@@ -33,7 +35,12 @@ def test_exits_like_its_command(tracer: Commands, code: int) -> None:
 
 
 def test_exits_like_a_command_that_a_signal_ended(tracer: Commands) -> None:
-    done = tracer.run("run", "--headless", "--", *python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))
+    done = tracer.run(
+        "run",
+        "--headless",
+        "--",
+        *python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"),
+    )
     assert done.returncode == 128 + signal.SIGKILL
 
 
@@ -48,7 +55,10 @@ def test_no_command_is_wrong_usage(tracer: Commands) -> None:
     for arguments in (("run",), ("run", "--"), ("run", "--headless", "--")):
         done = tracer.run(*arguments)
         assert done.returncode == 2
-        assert done.stderr == "tracer run: no command given; for example: tracer run -- vllm serve MODEL\n"
+        assert (
+            done.stderr
+            == "tracer run: no command given; for example: tracer run -- vllm serve MODEL\n"
+        )
 
 
 def test_options_after_the_dashes_belong_to_the_command(tracer: Commands) -> None:
@@ -107,14 +117,17 @@ def test_seconds_end_the_command_and_count_as_done(tracer: Commands) -> None:
     document = json.loads(done.stdout)
     assert 2 <= document["run"]["seconds"] < 30
     waiting = [request for request in document["requests"] if request["id"].startswith("waits-2")]
-    assert [request["phase"] for request in waiting] == ["waiting"], "as it was before the command was ended"
+    assert [request["phase"] for request in waiting] == ["waiting"], (
+        "as it was before the command was ended"
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_are_passed_on(tracer: Commands, number: signal.Signals) -> None:
     code = (
         "import signal, sys, time\n"
-        "def end(number, frame):\n    print('got', signal.Signals(number).name, flush=True); sys.exit(40)\n"
+        "def end(number, frame):\n    print('got', signal.Signals(number).name, flush=True); "
+        "sys.exit(40)\n"
         "for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP): signal.signal(number, end)\n"
         "print('up', flush=True)\ntime.sleep(600)"
     )
@@ -150,7 +163,9 @@ def test_a_second_interrupt_is_harder(tracer: Commands) -> None:
 
 def test_nothing_is_left_when_the_tracer_is_killed(tracer: Commands) -> None:
     """The fixture looks for processes, sockets and folders afterwards."""
-    script = "setsid sleep 600 & sleep 600 & echo up; exec " + " ".join(traced("tinyengine", "for", "600"))
+    script = "setsid sleep 600 & sleep 600 & echo up; exec " + " ".join(
+        traced("tinyengine", "for", "600")
+    )
     process = tracer.start("run", "--headless", "--", "sh", "-c", script)
     wait_until(lambda: list(tracer.sockets.glob("run-*/*.sock")), "the socket")
     process.kill()
@@ -158,8 +173,10 @@ def test_nothing_is_left_when_the_tracer_is_killed(tracer: Commands) -> None:
 
 
 def test_nothing_is_left_when_tracer_and_guardian_are_killed_at_once(tracer: Commands) -> None:
-    script = ("setsid sh -c 'sleep 600; :' & sh -c 'trap \"\" TERM; while :; do sleep 1; done' & echo $PPID; exec "
-              + " ".join(traced("tinyengine", "for", "600")))  # fmt: skip
+    script = (
+        "setsid sh -c 'sleep 600; :' & sh -c 'trap \"\" TERM; while :; do sleep 1; done' & echo "
+        "$PPID; exec " + " ".join(traced("tinyengine", "for", "600"))
+    )
     process = tracer.start("run", "--headless", "--", "sh", "-c", script)
     wait_until(lambda: list(tracer.sockets.glob("run-*/*.sock")), "the socket")
     log = log_of(tracer)
@@ -171,8 +188,10 @@ def test_nothing_is_left_when_tracer_and_guardian_are_killed_at_once(tracer: Com
 
 
 def test_a_full_disk_under_the_log_is_said_and_not_felt_by_the_command(tracer: Commands) -> None:
-    code = ("import os, resource\nresource.prlimit(os.getppid(), resource.RLIMIT_FSIZE, (400, 400))\n"
-            "for n in range(1000): print(n, flush=True)")  # fmt: skip
+    code = (
+        "import os, resource\nresource.prlimit(os.getppid(), resource.RLIMIT_FSIZE, (400, 400))\n"
+        "for n in range(1000): print(n, flush=True)"
+    )
     done = tracer.run("run", "--headless", "--", *python(code))
     assert done.returncode == 0
     log = log_of(tracer)
@@ -183,7 +202,10 @@ def test_a_full_disk_under_the_log_is_said_and_not_felt_by_the_command(tracer: C
 
 def test_it_goes_on_when_nobody_reads_its_output(tracer: Commands) -> None:
     """`tracer run … | head`: a broken pipe ends the summary, not the run."""
-    code = "import time\nfor n in range(50): print(n, flush=True); time.sleep(0.01)\nprint('whole', flush=True)"
+    code = (
+        "import time\nfor n in range(50): print(n, flush=True); time.sleep(0.01)\nprint('whole', "
+        "flush=True)"
+    )
     process = tracer.start("run", "--headless", "--", *python(code))
     assert process.stdout is not None
     process.stdout.close()
@@ -239,14 +261,20 @@ def test_a_socket_folder_open_to_others_is_refused(tracer: Commands) -> None:
     done = tracer.run("run", "--headless", "--", "true")
     assert done.returncode == 2
     assert done.stderr == (
-        f"tracer run: cannot begin a run: the socket directory {tracer.sockets} is open to other users: "
+        f"tracer run: cannot begin a run: the socket directory {tracer.sockets} is open to other "
+        "users: "
         f"chmod 700 {tracer.sockets}\n"
     )
 
 
 def test_the_child_keeps_its_environment(tracer: Commands) -> None:
-    code = "import os; print(os.environ['MINE'], os.environ['TRACER_RUN'], os.environ['PYTHONPATH'].count('inject'))"
-    done = tracer.run("run", "--headless", "--", *python(code), MINE="kept", PYTHONPATH=str(Path.cwd()))
+    code = (
+        "import os; print(os.environ['MINE'], os.environ['TRACER_RUN'], "
+        "os.environ['PYTHONPATH'].count('inject'))"
+    )
+    done = tracer.run(
+        "run", "--headless", "--", *python(code), MINE="kept", PYTHONPATH=str(Path.cwd())
+    )
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("kept")]
     _, name, count = line.split()
     assert name.startswith(Path(sys.executable).name)
@@ -262,7 +290,9 @@ def test_without_a_terminal_it_runs_without_a_screen(tracer: Commands) -> None:
 
 
 def test_a_daemon_of_the_command_is_ended_with_it(tracer: Commands) -> None:
-    done = tracer.run("run", "--headless", "--", "sh", "-c", "nohup sleep 600 >/dev/null 2>&1 & echo $!")
+    done = tracer.run(
+        "run", "--headless", "--", "sh", "-c", "nohup sleep 600 >/dev/null 2>&1 & echo $!"
+    )
     pid = next(int(line) for line in done.stderr.splitlines() if line.isdigit())
     assert not runs(pid)
     assert done.returncode == 0

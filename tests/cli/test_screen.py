@@ -86,7 +86,9 @@ def test_ctrl_z_gives_the_terminal_back_and_going_on_takes_it_again(terminal: Op
     shown.wait_for(lambda: state_of(shown.process.pid) == "T", "the stop")
     assert_restored(shown)
     shown.process.send_signal(signal.SIGCONT)
-    shown.wait_for(lambda: termios.tcgetattr(shown.slave) != shown.before, "the terminal to be taken again")
+    shown.wait_for(
+        lambda: termios.tcgetattr(shown.slave) != shown.before, "the terminal to be taken again"
+    )
     shown.type("?")
     shown.wait_for_text("open the request")
     shown.type("?")
@@ -97,7 +99,8 @@ def test_ctrl_z_gives_the_terminal_back_and_going_on_takes_it_again(terminal: Op
 
 
 def test_a_stop_without_a_word_leaves_keys_and_the_terminal_whole(terminal: Open) -> None:
-    """Were the terminal taken a second time without being given back, two threads would share the keys."""
+    """Were the terminal taken a second time without being given back, two threads would share the
+    keys."""
     shown = terminal("run", "--", *traced("tinyengine", "for", "600"))
     shown.wait_for_text("waits-2")
     for _ in range(3):
@@ -115,8 +118,11 @@ def test_a_stop_without_a_word_leaves_keys_and_the_terminal_whole(terminal: Open
     assert_restored(shown)
 
 
-def test_nothing_of_the_command_is_painted_over_the_screen(terminal: Open, tracer: Commands) -> None:
-    """Neither what it writes to its streams nor what it tries to write to the terminal behind our back."""
+def test_nothing_of_the_command_is_painted_over_the_screen(
+    terminal: Open, tracer: Commands
+) -> None:
+    """Neither what it writes to its streams nor what it tries to write to the terminal behind our
+    back."""
     script = (
         "for n in $(seq 500); do echo SPILL-$n; echo SPILL-$n >&2; done; echo SPILL > /dev/tty; "
         "exec " + " ".join(traced("tinyengine", "for", "600"))
@@ -163,7 +169,9 @@ def test_the_screen_stays_when_a_traced_command_ends(terminal: Open) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_restores_the_terminal_and_reaches_the_command(terminal: Open, number: signal.Signals) -> None:
+def test_a_signal_restores_the_terminal_and_reaches_the_command(
+    terminal: Open, number: signal.Signals
+) -> None:
     script = f"trap 'exit 41' {number.name[3:]}; echo up; while :; do sleep 0.05; done"
     shown = terminal("run", "--", "sh", "-c", script)
     shown.wait_for(lambda: ALTERNATE_SCREEN_ON in shown.raw, "the screen")
@@ -213,13 +221,18 @@ def test_attach_joins_the_only_engine_and_leaves_it_alone(terminal: Open, tracer
 
 
 def test_attach_asks_which_one(terminal: Open, tracer: Commands) -> None:
-    both = [tracer.start("run", "--headless", "--", *traced(name, "for", "600")) for name in ("first", "second")]
+    both = [
+        tracer.start("run", "--headless", "--", *traced(name, "for", "600"))
+        for name in ("first", "second")
+    ]
     wait_until(lambda: len(list(tracer.sockets.glob("run-*/*.sock"))) == 2, "two sockets")
     shown = terminal("attach")
     shown.wait_for_text("which one?")
     assert "first 1.2" in shown.text
     assert "second 1.2" in shown.text
-    name = next(folder.name.removeprefix("run-") for folder in tracer.sockets.glob(f"run-*-{both[1].pid}"))
+    name = next(
+        folder.name.removeprefix("run-") for folder in tracer.sockets.glob(f"run-*-{both[1].pid}")
+    )
     shown.type(name + "\n")
     shown.wait_for_text("waits-2")
     assert "second" in shown.text
@@ -249,4 +262,6 @@ def test_beside_a_screen_metrics_are_served_and_an_alert_is_seen_and_logged(
     shown.type("q")
     assert shown.wait_for_end() == 0, "with a screen an alert does not change the exit code"
     assert_restored(shown)
-    assert "alert: critical: queue" not in next(iter(tracer.logs.glob("*.log"))).read_text(), "the file is the engine's"
+    assert "alert: critical: queue" not in next(iter(tracer.logs.glob("*.log"))).read_text(), (
+        "the file is the engine's"
+    )

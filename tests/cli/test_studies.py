@@ -18,7 +18,9 @@ pytestmark = pytest.mark.slow
 def trace(tracer: Commands, tmp_path: Path) -> Path:
     """A trace of a traced child that says a few things and ends."""
     path = tmp_path / "child.trace"
-    done = tracer.run("run", "--headless", "--record", str(path), "--", *traced("tinyengine", "exit", "0"))
+    done = tracer.run(
+        "run", "--headless", "--record", str(path), "--", *traced("tinyengine", "exit", "0")
+    )
     assert done.returncode == 0, done.stderr
     return path
 
@@ -43,7 +45,9 @@ def test_a_recording_is_diagnosed(tracer: Commands, trace: Path) -> None:
 def test_a_recording_is_replayed_in_the_same_screens(tracer: Commands, trace: Path) -> None:
     import sys
 
-    shown = Terminal([sys.executable, "-m", "tracer", "replay", str(trace), "--at", "100%"], tracer.environment())
+    shown = Terminal(
+        [sys.executable, "-m", "tracer", "replay", str(trace), "--at", "100%"], tracer.environment()
+    )
     try:
         shown.wait_for_text("tinyengine")
         shown.wait_for_text("replay")
@@ -60,7 +64,9 @@ def test_without_a_terminal_a_replay_says_what_to_do_instead(tracer: Commands, t
 
 
 def test_the_reference_budget_comes_out(tracer: Commands) -> None:
-    done = tracer.run("budget", "--model", "llama-3.1-8b", "--device", "h100-sxm", "--prompt", "2000", "--json")
+    done = tracer.run(
+        "budget", "--model", "llama-3.1-8b", "--device", "h100-sxm", "--prompt", "2000", "--json"
+    )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["stages"]["prefill"]["ms"] == pytest.approx(86.5, rel=0.01)
@@ -90,7 +96,9 @@ def test_wrong_input_is_told_in_one_line(
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_what_is_wrong_with_a_file_is_said_beside_what_it_tells(tracer: Commands, trace: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_with_a_file_is_said_beside_what_it_tells(
+    tracer: Commands, trace: Path, tmp_path: Path
+) -> None:
     cut = tmp_path / "cut.trace"
     cut.write_bytes(trace.read_bytes()[:-60])
     for command in (("show", str(cut), "--json"), ("diagnose", str(cut), "--json")):
@@ -102,6 +110,14 @@ def test_what_is_wrong_with_a_file_is_said_beside_what_it_tells(tracer: Commands
 
 def test_a_file_with_prompts_says_so(tracer: Commands, tmp_path: Path) -> None:
     path = tmp_path / "text.trace"
-    done = tracer.run("run", "--headless", "--with-text", "--record", str(path), "--", *traced("tiny", "exit", "0"))
+    done = tracer.run(
+        "run",
+        "--headless",
+        "--with-text",
+        "--record",
+        str(path),
+        "--",
+        *traced("tiny", "exit", "0"),
+    )
     assert done.returncode == 0, done.stderr
     assert "holds prompts and outputs" in tracer.run("show", str(path)).stderr

@@ -21,22 +21,35 @@ from tracer.transport.targets import choose, group
 
 def seen(pid: int, host: str, inner: int, parent: int, title: str) -> tuple[Found, None]:
     """A process that we see as `pid` and that has other numbers within its container."""
-    header = Header(1, title, inner, "engine", title, host, "boot", ClockAnchor(0, 0), parent=parent)
+    header = Header(
+        1, title, inner, "engine", title, host, "boot", ClockAnchor(0, 0), parent=parent
+    )
     return Found(Path(f"/run/tracer/{inner}-{host}.sock"), pid, header), None
 
 
 def test_processes_of_a_container_are_one_engine_although_we_see_other_pids() -> None:
-    processes = [seen(901, "a", 1, 0, "api"), seen(950, "a", 11, 1, "core"), seen(990, "a", 21, 11, "worker")]
+    processes = [
+        seen(901, "a", 1, 0, "api"),
+        seen(950, "a", 11, 1, "core"),
+        seen(990, "a", 21, 11, "worker"),
+    ]
     (target,) = group(processes)
     assert target.name == "901" and [one.pid for one in target.processes] == [901, 950, 990]
 
 
 def test_two_containers_with_the_same_pids_are_two_engines_with_names_of_their_own() -> None:
-    processes = [seen(1, "a", 1, 0, "one"), seen(11, "a", 11, 1, "one core"), seen(1, "b", 1, 0, "two")]
+    processes = [
+        seen(1, "a", 1, 0, "one"),
+        seen(11, "a", 11, 1, "one core"),
+        seen(1, "b", 1, 0, "two"),
+    ]
     first, second = group(processes)
     assert [len(first.processes), len(second.processes)] == [2, 1]
     assert first.name != second.name
-    assert choose([first, second], first.name) is first and choose([first, second], second.name) is second
+    assert (
+        choose([first, second], first.name) is first
+        and choose([first, second], second.name) is second
+    )
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,8 @@ def test_with_nothing_to_join_it_says_how_to_start(tracer: Commands) -> None:
         done = tracer.run(*arguments)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == (
-            "tracer attach: nothing runs with the hooks on; start an engine with: tracer run -- CMD …\n"
+            "tracer attach: nothing runs with the hooks on; start an engine with: tracer run -- "
+            "CMD …\n"
         )
 
 
@@ -106,7 +120,9 @@ def test_several_without_a_terminal_are_listed(engine: Running) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "tinyengine 1.2" in done.stderr
     assert "otherengine 1.2" in done.stderr
-    assert "several engines run: name one, for example: tracer attach" in done.stderr.splitlines()[-1]
+    assert (
+        "several engines run: name one, for example: tracer attach" in done.stderr.splitlines()[-1]
+    )
     other.send_signal(signal.SIGTERM)
     other.communicate(timeout=60)
 
@@ -121,8 +137,14 @@ def test_attach_needs_a_terminal(engine: Running) -> None:
 @pytest.mark.parametrize("how", ["pid", "run", "name", "beginning", "title", "socket"])
 def test_show_finds_an_engine_by(engine: Running, how: str) -> None:
     name = engine.socket.parent.name.removeprefix("run-")
-    wanted = {"pid": engine.pid, "run": name.rpartition("-")[2], "name": name, "beginning": name[:6],
-              "title": "TINYengine", "socket": str(engine.socket)}[how]  # fmt: skip
+    wanted = {
+        "pid": engine.pid,
+        "run": name.rpartition("-")[2],
+        "name": name,
+        "beginning": name[:6],
+        "title": "TINYengine",
+        "socket": str(engine.socket),
+    }[how]
     done = engine.run("show", wanted, "--json")
     assert done.returncode == 0, done.stderr
     ids = [request["id"] for request in json.loads(done.stdout)["requests"]]
@@ -148,7 +170,9 @@ def test_show_prints_ascii_where_nothing_else_fits(engine: Running) -> None:
 def test_show_says_when_there_is_no_such_target(engine: Running) -> None:
     done = engine.run("show", "nothing\x1b[31m-like-this")
     assert (done.returncode, done.stdout) == (2, "")
-    reason = "tracer show: nothing called nothing\\x1b[31m-like-this runs with the hooks on; running: "
+    reason = (
+        "tracer show: nothing called nothing\\x1b[31m-like-this runs with the hooks on; running: "
+    )
     assert done.stderr.startswith(reason)
     assert done.stderr.count("\n") == 1
 
@@ -188,7 +212,9 @@ def test_doctor_tells_versions_sockets_and_coverage(engine: Running) -> None:
     assert f"{engine.tracer.sockets}: private, runs: 1" in lines
     assert any(line.startswith("tinyengine 1.2, tiny-model") and "ready" in line for line in lines)
     assert any(line.split() == ["4", "admission", "measured", "scheduler:add"] for line in lines)
-    assert any(line.split() == ["6", "embed", "unavailable", "model:embed:", "compiled"] for line in lines)
+    assert any(
+        line.split() == ["6", "embed", "unavailable", "model:embed:", "compiled"] for line in lines
+    )
 
 
 def test_doctor_works_with_nothing_running(tracer: Commands) -> None:

@@ -1,4 +1,5 @@
-"""`tracer metrics`, and `--metrics`, `--otlp-metrics` and `--alerts` of the commands that watch an engine."""
+"""`tracer metrics`, and `--metrics`, `--otlp-metrics` and `--alerts` of the commands that watch an
+engine."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def test_a_recording_s_metrics_are_printed_and_its_alerts_told(
     exposed = Exposed(out)
     assert exposed.one("tracer_requests_received_total") == load(RECORDING).snapshot().total
     assert exposed.one("tracer_alert_fired_total", alert="slow") == 1
-    assert re.fullmatch(r"tracer: alert: warning: slow: ttft p95 [0-9.]+ s, rule ttft_p95>2s\n", err)
+    assert re.fullmatch(
+        r"tracer: alert: warning: slow: ttft p95 [0-9.]+ s, rule ttft_p95>2s\n", err
+    )
     assert main(["metrics", str(RECORDING), "--metrics", "0"]) == 2
     assert "is a recording: its metrics are printed" in capsys.readouterr().err.splitlines()[-1]
 
@@ -44,9 +47,21 @@ def test_a_run_serves_sends_and_watches(tracer: Commands, tmp_path: Path) -> Non
     alerts.write_text(ALERTS.format(exit="true"))
     with Collector() as collector:
         process = tracer.start(
-            "run", "--headless", "--seconds", "5", "--json", "--metrics", "0", "--otlp-metrics", collector.url,
-            "--alerts", str(alerts), "--", *traced("eng", "for", "60"), OTEL_METRIC_EXPORT_INTERVAL="300",
-        )  # fmt: skip
+            "run",
+            "--headless",
+            "--seconds",
+            "5",
+            "--json",
+            "--metrics",
+            "0",
+            "--otlp-metrics",
+            collector.url,
+            "--alerts",
+            str(alerts),
+            "--",
+            *traced("eng", "for", "60"),
+            OTEL_METRIC_EXPORT_INTERVAL="300",
+        )
         assert process.stderr is not None
         url = process.stderr.readline().strip().rpartition(" ")[2]
         assert url.startswith("http://127.0.0.1:") and url.endswith("/metrics")
@@ -58,7 +73,10 @@ def test_a_run_serves_sends_and_watches(tracer: Commands, tmp_path: Path) -> Non
                     bodies.append(answer.read().decode())
             except OSError:
                 return False
-            return "tracer_alert_firing{" in bodies[-1] and "tracer_requests_ended_total{" in bodies[-1]
+            return (
+                "tracer_alert_firing{" in bodies[-1]
+                and "tracer_requests_ended_total{" in bodies[-1]
+            )
 
         wait_until(served, "the engine's metrics")
         out, err = process.communicate(timeout=60)
@@ -75,8 +93,11 @@ def test_a_run_serves_sends_and_watches(tracer: Commands, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_an_engine_that_runs_already_is_watched_without_a_screen(tracer: Commands, tmp_path: Path) -> None:
-    """An alert without `exit` changes nothing but says so; without options the metrics are printed once."""
+def test_an_engine_that_runs_already_is_watched_without_a_screen(
+    tracer: Commands, tmp_path: Path
+) -> None:
+    """An alert without `exit` changes nothing but says so; without options the metrics are printed
+    once."""
     alerts = tmp_path / "alerts.toml"
     alerts.write_text(ALERTS.format(exit="false"))
     process = tracer.start("run", "--headless", "--", *traced("eng", "for", "60"))
@@ -101,11 +122,17 @@ def test_what_cannot_be_had_is_told_before_anything_starts(
         taken.listen()
         port = taken.getsockname()[1]
         for options, reason in (
-            (("--metrics", str(port)), f"cannot listen on 127.0.0.1:{port}: Address already in use"),
+            (
+                ("--metrics", str(port)),
+                f"cannot listen on 127.0.0.1:{port}: Address already in use",
+            ),
             (("--metrics", "nowhere"), "'nowhere' is no address to listen on"),
             (("--otlp-metrics", "localhost:4318"), "is no address to send metrics to"),
             (("--alerts", str(tmp_path / "none.toml")), "No such file or directory"),
-            (("--alerts", str(wrong)), f"{wrong}: alert 1: rule: 'speed>3': no such figure as speed"),
+            (
+                ("--alerts", str(wrong)),
+                f"{wrong}: alert 1: rule: 'speed>3': no such figure as speed",
+            ),
         ):
             assert main(["run", "--headless", *options, "--", *traced("eng", "for", "60")]) == 2
             out, err = capsys.readouterr()

@@ -1,5 +1,5 @@
-"""On a terminal each screen is reached from each other one, again and again, and what is painted is that screen, and it
-answers to keys of its own."""
+"""On a terminal each screen is reached from each other one, again and again, and what is painted is
+that screen, and it answers to keys of its own."""
 
 from __future__ import annotations
 
@@ -26,11 +26,17 @@ REPLAY = ("replay", "--paused", "--at", "0:12", RECORDING)
 LIVE = ("run", "--", *traced("tinyengine", "for", "600"))
 UP, DOWN, LEFT, RIGHT = "\x1b[A", "\x1b[B", "\x1b[D", "\x1b[C"
 ANSWERS: Final = {
-    "1": ("S", "S", "id▼", True), "2": ("m", "m", "─ prompt ─", False), "3": ("w", "www", r"\A.* 10 min", True),
-    "4": ("m", "m", "can't tell", False), "5": (DOWN, UP, "▌ *of it cached", True), "6": (DOWN, UP, "▌ *TTFT", True),
-    "7": (RIGHT, LEFT, "one request", False), "?": (DOWN, UP, r"\A.*\n\n", False),
-}  # fmt: skip
-"""By screen: keys that change what it shows, keys that undo that, and what is seen (or not) in between alone."""
+    "1": ("S", "S", "id▼", True),
+    "2": ("m", "m", "─ prompt ─", False),
+    "3": ("w", "www", r"\A.* 10 min", True),
+    "4": ("m", "m", "can't tell", False),
+    "5": (DOWN, UP, "▌ *of it cached", True),
+    "6": (DOWN, UP, "▌ *TTFT", True),
+    "7": (RIGHT, LEFT, "one request", False),
+    "?": (DOWN, UP, r"\A.*\n\n", False),
+}
+"""By screen: keys that change what it shows, keys that undo that, and what is seen (or not) in
+between alone."""
 
 
 class Visitor:
@@ -41,7 +47,8 @@ class Visitor:
         self.at = ""
 
     def arrive(self, key: str) -> None:
-        """Wait until the screen of `key` is painted, and nothing of another, down to the last row."""
+        """Wait until the screen of `key` is painted, and nothing of another, down to the last
+        row."""
 
         def painted() -> bool:
             whole = bool(self.terminal.screen.display[-1].strip())
@@ -55,7 +62,9 @@ class Visitor:
         here = self.at
         if leaving and here != "1":
             self.terminal.type("\x1b")
-            self.terminal.wait_for(lambda: len(self.seen - {here}) == len(self.seen) == 1, f"Esc to leave {here}")
+            self.terminal.wait_for(
+                lambda: len(self.seen - {here}) == len(self.seen) == 1, f"Esc to leave {here}"
+            )
             self.arrive(*self.seen)
         if key != self.at:
             self.terminal.type(key)
@@ -89,7 +98,9 @@ class Visitor:
         self.terminal.type("\x10")
         self.terminal.wait_for_text("Search for commands")
         self.terminal.type(what)
-        self.terminal.wait_for(lambda: self.terminal.text.count(told) == 1, f"{what} alone to be offered")
+        self.terminal.wait_for(
+            lambda: self.terminal.text.count(told) == 1, f"{what} alone to be offered"
+        )
         self.terminal.type("\r")
 
 
@@ -124,7 +135,9 @@ def leave(visitor: Visitor) -> None:
 
 
 @pytest.mark.parametrize("command", [REPLAY, LIVE], ids=["replay", "live"])
-def test_each_screen_is_reached_from_each_other_one_again_and_again(visit: Open, command: tuple[str, ...]) -> None:
+def test_each_screen_is_reached_from_each_other_one_again_and_again(
+    visit: Open, command: tuple[str, ...]
+) -> None:
     visitor = visit(*command, size=(80, 24))
     visitor.terminal.wait_for_text("document-1" if command is REPLAY else "waits-2")
     for first, second in combinations(ANSWERS, 2):
@@ -136,7 +149,9 @@ def test_each_screen_is_reached_from_each_other_one_again_and_again(visit: Open,
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
-def test_screens_fit_another_size_and_palette_at_the_next_visit(visit: Open, size: tuple[int, int]) -> None:
+def test_screens_fit_another_size_and_palette_at_the_next_visit(
+    visit: Open, size: tuple[int, int]
+) -> None:
     visitor = visit(*REPLAY, size=size)
     for palette, (width, height) in ((LIGHT, (100, 30)), (DARK, size)):
         for key in "2134567?":
@@ -146,7 +161,9 @@ def test_screens_fit_another_size_and_palette_at_the_next_visit(visit: Open, siz
         visitor.go("1", leaving=True)
         visitor.choose(f"Colours: {palette.name.removeprefix('tracer-')}", "Change the palette")
         back = palette.back.lstrip("#")
-        visitor.terminal.wait_for(lambda wanted=back: visitor.background == wanted, "the other palette")
+        visitor.terminal.wait_for(
+            lambda wanted=back: visitor.background == wanted, "the other palette"
+        )
         for key in "7654321":
             visitor.go(key, leaving=True)
             visitor.ask()

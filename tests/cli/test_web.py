@@ -21,7 +21,9 @@ TRACE = Path(__file__).resolve().parents[2] / "recordings" / "transformers-mixed
 @pytest.fixture
 def address(tracer: Commands) -> Iterator[str]:
     """The address that it printed, of a replay that stands still."""
-    process = tracer.start("web", "--port", "0", "--", "replay", str(TRACE), "--paused", "--at", "50%")
+    process = tracer.start(
+        "web", "--port", "0", "--", "replay", str(TRACE), "--paused", "--at", "50%"
+    )
     assert process.stderr is not None
     line = process.stderr.readline()
     found = re.search(r"http://\S+", line)
@@ -33,9 +35,13 @@ def address(tracer: Commands) -> Iterator[str]:
 
 
 async def seen_by(session: aiohttp.ClientSession, base: str, keys: str, wanted: str) -> str:
-    """What a page has been sent when `wanted` has come, after typing `keys` once the screen is there."""
+    """What a page has been sent when `wanted` has come, after typing `keys` once the screen is
+    there."""
     got = ""
-    async with asyncio.timeout(60), session.ws_connect(f"{base}/ws?width=140&height=60", origin=base) as page:
+    async with (
+        asyncio.timeout(60),
+        session.ws_connect(f"{base}/ws?width=140&height=60", origin=base) as page,
+    ):
         async for message in page:
             if message.type is aiohttp.WSMsgType.BINARY:
                 got += message.data.decode("utf-8", "replace")
@@ -61,7 +67,12 @@ async def test_a_page_shows_the_screens_and_takes_keys(address: str) -> None:
 async def test_without_the_secret_or_from_elsewhere_nothing_is_told(address: str) -> None:
     base, _, query = address.partition("/?")
     async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
-        for wrong in (base, f"{base}/?secret=", f"{base}/?secret=x{query.removeprefix('secret=')}", f"{base}/ws"):
+        for wrong in (
+            base,
+            f"{base}/?secret=",
+            f"{base}/?secret=x{query.removeprefix('secret=')}",
+            f"{base}/ws",
+        ):
             async with session.get(wrong) as answer:
                 assert answer.status == 403, wrong
         async with session.get(address, headers={"Host": "evil.example"}) as answer:

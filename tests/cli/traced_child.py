@@ -1,6 +1,8 @@
-"""A traced process: says through the real publisher that it is an engine with two requests, then does as it is told.
+"""A traced process: says through the real publisher that it is an engine with two requests, then
+does as it is told.
 
-Arguments: ``title``, then ``for SECONDS``, ``exit CODE`` (0.3 s later) or ``stubborn`` (deaf to SIGINT).
+Arguments: ``title``, then ``for SECONDS``, ``exit CODE`` (0.3 s later) or ``stubborn`` (deaf to
+SIGINT).
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def emit(buffer: EventBuffer, title: str) -> None:
 def main() -> int:
     """Publish, then do what the arguments say; the exit code."""
     title, what, *rest = sys.argv[1:]
-    attach_state.LINGER = 600 * NS_PER_S  # type: ignore[misc]  # whoever comes late, on a busy machine, sees both requests
+    # whoever comes late, on a busy machine, sees both requests
+    attach_state.LINGER = 600 * NS_PER_S  # type: ignore[misc]
     buffer = EventBuffer()
     publisher = publish(buffer, role="engine", title=title)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -13,7 +13,10 @@ from tests.state.traces import header
 
 def recorded(path: Path, *, requests: int = 40, **lab: Any) -> Path:
     """Play requests of a few lengths and write down what was told."""
-    asks = [Ask(at=0.5 * n, prompt=100 + 40 * (n % 5), output=20 + 10 * (n % 3)) for n in range(requests)]
+    asks = [
+        Ask(at=0.5 * n, prompt=100 + 40 * (n % 5), output=20 + 10 * (n % 3))
+        for n in range(requests)
+    ]
     recorder = Recorder(path)
     recorder.write(Delivery("engine", header("engine"), []))
     told = Lab(**lab).record(asks)

@@ -25,7 +25,9 @@ VIEWS = Traffic(drift=0.02).views(1)
 
 def asks(count: int = 60, every: float = 0.5) -> list[Ask]:
     """Requests of a few lengths."""
-    return [Ask(at=every * n, prompt=100 + 40 * (n % 5), output=30 + 10 * (n % 3)) for n in range(count)]
+    return [
+        Ask(at=every * n, prompt=100 + 40 * (n % 5), output=30 + 10 * (n % 3)) for n in range(count)
+    ]
 
 
 def of(*columns: list[RequestView], **options: str) -> Comparison:
@@ -72,10 +74,14 @@ def test_a_high_percentile_needs_more_requests_than_a_median() -> None:
 
 
 def test_who_takes_part_in_what() -> None:
-    """One that runs counts up to its first token, one that waits, failed or was half lost does not count."""
+    """One that runs counts up to its first token, one that waits, failed or was half lost does not
+    count."""
     running = [replace(one, phase=Phase.DECODE, closed=None, e2e_ms=None) for one in VIEWS[:10]]
     left = [replace(one, disconnected=True, finish_reason="cancelled") for one in VIEWS[10:20]]
-    waiting = [replace(one, phase=Phase.WAITING, closed=None, ttft_ms=None, e2e_ms=None) for one in VIEWS[20:23]]
+    waiting = [
+        replace(one, phase=Phase.WAITING, closed=None, ttft_ms=None, e2e_ms=None)
+        for one in VIEWS[20:23]
+    ]
     failed = [replace(one, error="out of memory") for one in VIEWS[23:25]]
     lost = [replace(one, incomplete=True) for one in VIEWS[25:26]]
     made = of(running + left + waiting + failed + lost + VIEWS[26:], VIEWS)
@@ -92,11 +98,17 @@ def test_three_contexts_stand_side_by_side_each_with_its_kind() -> None:
     warm = Traffic(rate=4.0, drift=0.02, requests=80, cached=0.5, slots=40).views(2)
     loaded = Traffic(rate=8.0, drift=0.02, requests=80, slots=3).views(3)
     made = of(cold, warm, loaded)
-    assert [column.kind for column in made.columns] == ["cold and idle", "warm and shared", "loaded"]
+    assert [column.kind for column in made.columns] == [
+        "cold and idle",
+        "warm and shared",
+        "loaded",
+    ]
     assert [(pair.before, pair.after) for pair in made.pairs] == [(0, 1), (0, 2)]
     assert made.pairs[1].explained_by == "admission"
     for pair in made.pairs:
-        assert any(warning.startswith("other context: A is cold and idle") for warning in pair.warnings)
+        assert any(
+            warning.startswith("other context: A is cold and idle") for warning in pair.warnings
+        )
     assert made.columns[0].concurrency < made.columns[1].concurrency
     assert made.columns[1].request_rate == pytest.approx(4.0, rel=0.4)
 
@@ -112,8 +124,12 @@ def test_what_makes_a_comparison_unfair_is_told() -> None:
     two = Lab(seed=1, max_batch=16, model="other", device="cpu", cache="off").play(asks(20))
     (pair,) = compare([trace_of_state("a", one), trace_of_state("b", two)]).pairs
     told = "\n".join(pair.warnings)
-    for wanted in ("other model: SmolLM2-135M-Instruct in a, other in b", "other device: cuda:0 in a, cpu in b",
-                   "other largest batch: 8 in a, 16 in b", "prefix caching on in a, off in b"):  # fmt: skip
+    for wanted in (
+        "other model: SmolLM2-135M-Instruct in a, other in b",
+        "other device: cuda:0 in a, cpu in b",
+        "other largest batch: 8 in a, 16 in b",
+        "prefix caching on in a, off in b",
+    ):
         assert wanted in told
     assert compare([trace_of_state("a", one), trace_of_state("b", one)]).pairs[0].warnings == ()
 
@@ -128,14 +144,19 @@ def test_a_stage_that_one_side_does_not_measure_is_not_compared() -> None:
     (pair,) = made.pairs
     assert pair.change("embed", "p50").differs is None
     assert pair.change("embed", "p50").why == "not measured in B"
-    assert any("embed is measured in other ways: by the clock in A, unavailable: CUDA graph in B" in warning
-               for warning in pair.warnings)  # fmt: skip
+    assert any(
+        "embed is measured in other ways: by the clock in A, unavailable: CUDA graph in B"
+        in warning
+        for warning in pair.warnings
+    )
 
 
 def test_parts_of_a_trace_can_be_compared() -> None:
     state = Lab(seed=1).play(asks())
     middle = state.began + 15 * NS_PER_S
-    made = compare([trace_of_state("first", state, end=middle), trace_of_state("second", state, begin=middle)])
+    made = compare(
+        [trace_of_state("first", state, end=middle), trace_of_state("second", state, begin=middle)]
+    )
     assert [column.requests for column in made.columns] == [30, 30]
     assert made.pairs[0].differs is False, made.pairs[0].verdict
 
@@ -157,10 +178,15 @@ def test_what_cannot_be_asked_is_refused() -> None:
 
 @settings(max_examples=examples(12), deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from(["length", "work", "none"]), st.integers(2, 4))
-def test_any_trace_can_be_compared_and_its_figures_lie_within_its_requests(seed: int, match: str, share: int) -> None:
+def test_any_trace_can_be_compared_and_its_figures_lie_within_its_requests(
+    seed: int, match: str, share: int
+) -> None:
     """Whatever was cut off, lost or preempted; parts without overlaps add up to E2E and TTFT."""
     trace = simulate(seed, requests=14, blocks=60)
-    whole, cut = fold(trace.headers, trace.events), fold(trace.headers, trace.events[: len(trace.events) // share])
+    whole, cut = (
+        fold(trace.headers, trace.events),
+        fold(trace.headers, trace.events[: len(trace.events) // share]),
+    )
     traces = [trace_of_state("whole", whole), trace_of_state("cut", cut)]
     made = compare(traces, match=match, rounds=40, seed=seed)
     for row in made.rows:
@@ -183,7 +209,11 @@ def test_requests_that_were_joined_late_are_matched_though_nobody_told_that_they
     assert of(VIEWS, late).early.counts == (60, 60)
     unlike = of(VIEWS, at_once)
     assert unlike.early.factor == 0
-    assert all(change.differs is None for found in unlike.pairs[0].changes.values() for change in found.values())
+    assert all(
+        change.differs is None
+        for found in unlike.pairs[0].changes.values()
+        for change in found.values()
+    )
 
 
 def test_a_view_without_lengths_is_compared_unmatched_only() -> None:

@@ -1,4 +1,5 @@
-"""The comparison printed and as JSON: no wider than asked for, labelled, safe, and as documented."""
+"""The comparison printed and as JSON: no wider than asked for, labelled, safe, and as
+documented."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ DOCS = Path(__file__).parents[2] / "docs" / "compare.md"
 @pytest.fixture(scope="module")
 def pair() -> Comparison:
     one, two = Traffic(drift=0.02, requests=100), Traffic(drift=0.02, requests=100, token_ms=23.0)
-    return compare([trace_of_views("before.trace", one.views(1)), trace_of_views("after.trace", two.views(2))])
+    return compare(
+        [trace_of_views("before.trace", one.views(1)), trace_of_views("after.trace", two.views(2))]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +39,9 @@ def three(pair: Comparison) -> Comparison:
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 132, 200])
 @pytest.mark.parametrize("unicode", [True, False])
-def test_no_line_is_wider_than_asked_for(pair: Comparison, three: Comparison, width: int, unicode: bool) -> None:
+def test_no_line_is_wider_than_asked_for(
+    pair: Comparison, three: Comparison, width: int, unicode: bool
+) -> None:
     for made in (pair, three):
         page = compare_text(made, width=width, unicode=unicode)
         assert max(map(cell_width, page.splitlines())) <= width
@@ -44,7 +49,9 @@ def test_no_line_is_wider_than_asked_for(pair: Comparison, three: Comparison, wi
         assert "\x1b" not in page
 
 
-def test_the_verdict_comes_first_and_every_row_has_both_figures_and_the_change(pair: Comparison) -> None:
+def test_the_verdict_comes_first_and_every_row_has_both_figures_and_the_change(
+    pair: Comparison,
+) -> None:
     page = compare_text(pair, width=80)
     assert " ".join(page.split()).startswith(pair.pairs[0].verdict)
     rows = {line[:13].strip(): line for line in page.splitlines()}
@@ -52,17 +59,21 @@ def test_the_verdict_comes_first_and_every_row_has_both_figures_and_the_change(p
         assert row.label in rows, row.label
     tpot = rows["TPOT"].split()
     assert tpot[0] == "TPOT" and tpot[-1] == "slower"
-    assert float(tpot[1]) == pytest.approx(20, rel=0.05) and float(tpot[2]) == pytest.approx(23, rel=0.05)
+    assert float(tpot[1]) == pytest.approx(20, rel=0.05) and float(tpot[2]) == pytest.approx(
+        23, rel=0.05
+    )
     assert rows["tokenise"].endswith("noise")
 
 
-def test_every_column_is_labelled_with_rate_concurrency_percentile_and_prefix_caching(three: Comparison) -> None:
+def test_every_column_is_labelled_with_rate_concurrency_percentile_and_prefix_caching(
+    three: Comparison,
+) -> None:
     for width in (60, 80, 200):
         for percentile in ("p50", "p95"):
             made = replace(three, percentile=percentile)
             text = " ".join(compare_text(made, width=width).split())
             for k in range(3):
-                after = text[text.index(f"{k}.trace ·"):]
+                after = text[text.index(f"{k}.trace ·") :]
                 label = after[: after.index("engine not told")]
                 for wanted in ("req/s", "open (", f"· {percentile} ·", "prefix cache not told"):
                     assert wanted in label
@@ -80,7 +91,9 @@ def test_a_band_lies_where_its_figures_are() -> None:
     change = Change(difference=10.0, low=5.0, high=15.0, noise=5.0, relative=0.1, differs=True)
     plot = band_plot(change, 41, 0.2)
     assert (plot.index("│"), plot.index("├"), plot.index("●"), plot.index("┤")) == (20, 25, 30, 35)
-    assert band_plot(replace(change, relative=1.0, low=9.0, high=11.0), 41, 0.2).rstrip().endswith("▸")
+    assert (
+        band_plot(replace(change, relative=1.0, low=9.0, high=11.0), 41, 0.2).rstrip().endswith("▸")
+    )
     assert band_plot(Change(), 11, 0.2) == "     │     "
 
 
@@ -92,7 +105,7 @@ def test_names_from_outside_cannot_steer_a_terminal() -> None:
     assert "\x1b" not in json.dumps(document(made), ensure_ascii=False)
 
 
-# --- JSON -------------------------------------------------------------------------------------------------------------
+# --- JSON -----------------------------------------------------------------------------------------
 
 
 def documented() -> dict[str, set[str]]:
@@ -111,9 +124,14 @@ def test_the_document_has_exactly_the_keys_of_the_page(three: Comparison) -> Non
     pages = documented()
     row = made["stages"]["decode"]
     parts = (
-        ("document", made), ("column", made["columns"][0]), ("matched", made["matched"]["early"]), ("row", row),
-        ("change", row["changes"][0]["p50"]), ("pair", made["pairs"][0]), ("part", made["pairs"][0]["e2e_parts"][0]),
-    )  # fmt: skip
+        ("document", made),
+        ("column", made["columns"][0]),
+        ("matched", made["matched"]["early"]),
+        ("row", row),
+        ("change", row["changes"][0]["p50"]),
+        ("pair", made["pairs"][0]),
+        ("part", made["pairs"][0]["e2e_parts"][0]),
+    )
     for name, part in parts:
         assert set(part) == pages[name], name
     assert {name for name, _ in parts} == set(pages)

@@ -16,16 +16,24 @@ CALM = Traffic(drift=0.02)
 
 def between(before: Traffic, after: Traffic, seed: int = 0, **options: object) -> Comparison:
     """Two runs, drawn apart."""
-    traces = [trace_of_views("before", before.views(2 * seed + 1)), trace_of_views("after", after.views(2 * seed + 2))]
+    traces = [
+        trace_of_views("before", before.views(2 * seed + 1)),
+        trace_of_views("after", after.views(2 * seed + 2)),
+    ]
     return compare(traces, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("other", thinned([0, 1000], 2), ids=["the same requests", "requests drawn anew"])
+@pytest.mark.parametrize(
+    "other", thinned([0, 1000], 2), ids=["the same requests", "requests drawn anew"]
+)
 def test_equal_runs_are_called_different_in_at_most_one_of_twenty(other: int) -> None:
     """Requests wait for each other and the engine's speed drifts: neighbours are alike."""
     runs, alarms = 40, 0
     for seed in range(runs):
-        before, after = Traffic(requests=40, lengths=seed), Traffic(requests=40, lengths=other + seed)
+        before, after = (
+            Traffic(requests=40, lengths=seed),
+            Traffic(requests=40, lengths=other + seed),
+        )
         alarms += bool(between(before, after, seed, rounds=300).pairs[0].differs)
     assert alarms <= runs // 20
 
@@ -66,7 +74,9 @@ def test_the_stage_that_got_slower_is_named(fault: Traffic, stage: str) -> None:
     for seed in range(3):
         (pair,) = between(CALM, fault, seed).pairs
         assert pair.explained_by == stage, pair.verdict
-        label = next(part.row.label for part in (*pair.e2e_parts, *pair.ttft_parts) if part.row.key == stage)
+        label = next(
+            part.row.label for part in (*pair.e2e_parts, *pair.ttft_parts) if part.row.key == stage
+        )
         assert label in pair.verdict
 
 
@@ -89,7 +99,8 @@ def test_longer_answers_are_no_slower_decode_once_they_are_matched() -> None:
 
 
 def test_reuse_that_stopped_is_a_difference_unless_work_is_matched() -> None:
-    """By default what a prefix cache no longer saves shows; matched by computed tokens the engine is as fast."""
+    """By default what a prefix cache no longer saves shows; matched by computed tokens the engine
+    is as fast."""
     warm, cold = Traffic(requests=120, drift=0.02, cached=0.8), Traffic(requests=120, drift=0.02)
     by_length, by_work = between(warm, cold), between(warm, cold, match="work")
     assert by_length.pairs[0].explained_by == "prefill"
@@ -107,10 +118,12 @@ def test_parts_add_up_to_the_change_of_the_mean() -> None:
     for key, parts in (("e2e", pair.e2e_parts), ("ttft", pair.ttft_parts)):
         values = made.figures[key]["mean"].values
         assert sum(part.before for part in parts) == pytest.approx(values[0], rel=1e-4)
-        assert sum(part.change for part in parts) == pytest.approx((values[1] or 0) - (values[0] or 0), abs=0.05)
+        assert sum(part.change for part in parts) == pytest.approx(
+            (values[1] or 0) - (values[0] or 0), abs=0.05
+        )
 
 
-# --- the arithmetic ---------------------------------------------------------------------------------------------------
+# --- the arithmetic -------------------------------------------------------------------------------
 
 
 def test_weighted_quantiles_are_those_of_repeated_values() -> None:

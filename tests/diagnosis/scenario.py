@@ -1,11 +1,12 @@
 # ruff: noqa: RUF009  (constant() makes a field)
-"""Traces for the diagnosis, played by a small engine on a virtual clock and told as hooks would tell them.
+"""Traces for the diagnosis, played by a small engine on a virtual clock and told as hooks would
+tell them.
 
     lab = Lab(max_batch=8)
     state = lab.play([Ask(at=0.5 * n, prompt=200, output=40) for n in range(60)])
 
-Every knob of `Lab` that is a function gets the virtual time in s, so that a fault can start half-way. Numbers are
-virtual; nothing here sleeps, and the same arguments give the same trace.
+Every knob of `Lab` that is a function gets the virtual time in s, so that a fault can start
+half-way. Numbers are virtual; nothing here sleeps, and the same arguments give the same trace.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ Told = list[tuple[int, str, Event]]
 
 @dataclass
 class Ask:
-    """One request: when it comes (s), its prompt (a length, or text, or token ids), how many tokens it wants."""
+    """One request: when it comes (s), its prompt (a length, or text, or token ids), how many tokens
+    it wants."""
 
     at: float
     prompt: int | str | Sequence[int] = 100
@@ -163,7 +165,8 @@ class Lab:
         self.members: set[int] = set()
         self.busy: list[tuple[float, float]] = []
         self.held: dict[int, int] = {}
-        """Hash of a block → running requests that hold it: found by others, though each takes a block of its own."""
+        """Hash of a block → running requests that hold it: found by others, though each takes a
+        block of its own."""
 
     # --- telling ---
 
@@ -171,23 +174,48 @@ class Lab:
         """Tell an event, at the instant at which it happened or later (s)."""
         self.told.append((event.t if at is None else ns(at), self.source, event))
 
-    def play(self, asks: Iterable[Ask], *, until: float = 0.0, kind: type[TraceState] = ObservedState,
-             keep: int = 20_000, keep_steps: int = 200_000) -> TraceState:  # fmt: skip
+    def play(
+        self,
+        asks: Iterable[Ask],
+        *,
+        until: float = 0.0,
+        kind: type[TraceState] = ObservedState,
+        keep: int = 20_000,
+        keep_steps: int = 200_000,
+    ) -> TraceState:
         """Play all requests to their end (or to `until` s) and fold what was told."""
         return fold([self.record(asks, until=until)], kind=kind, keep=keep, keep_steps=keep_steps)
 
     def record(self, asks: Iterable[Ask], *, until: float = 0.0) -> Told:
         """Play and return what was told."""
-        self.tell(Engine(
-            START, self.name, "1", self.model, "bfloat16", self.device, self.blocks, self.block_size, self.block_bytes,
-            self.budget if self.tell_limits else -1, self.max_batch if self.tell_limits else -1,
-            prefix_caching=int(self.cache != "off"), chunked_prefill=1, threads=1,
-        ))  # fmt: skip
+        self.tell(
+            Engine(
+                START,
+                self.name,
+                "1",
+                self.model,
+                "bfloat16",
+                self.device,
+                self.blocks,
+                self.block_size,
+                self.block_bytes,
+                self.budget if self.tell_limits else -1,
+                self.max_batch if self.tell_limits else -1,
+                prefix_caching=int(self.cache != "off"),
+                chunked_prefill=1,
+                threads=1,
+            )
+        )
         for stage in Stage:
             gone = not self.parts and stage in (Stage.EMBED, Stage.LM_HEAD, Stage.SAMPLE)
             self.tell(Coverage(START, stage, "unavailable" if gone else "measured", "x"))
         self.tell(EngineStatus(START, "ready"))
-        coming = deque(sorted((self._come(number, ask) for number, ask in enumerate(asks, 1)), key=lambda r: r.queued))
+        coming = deque(
+            sorted(
+                (self._come(number, ask) for number, ask in enumerate(asks, 1)),
+                key=lambda r: r.queued,
+            )
+        )
         waiting: deque[_Live] = deque()
         running: list[_Live] = []
         everyone = list(coming)
@@ -218,7 +246,11 @@ class Lab:
             while at < len(spans) and spans[at][0] < second:
                 used += (spans[at][1] - spans[at][0]) * self.cpu(spans[at][0])
                 at += 1
-            self.tell(Heartbeat(ns(second), cpu_ns=round((used + 0.01 * second) * NS), rss=1 << 29, threads=5))
+            self.tell(
+                Heartbeat(
+                    ns(second), cpu_ns=round((used + 0.01 * second) * NS), rss=1 << 29, threads=5
+                )
+            )
 
     # --- the front end ---
 
@@ -229,16 +261,25 @@ class Lab:
         if isinstance(ask.prompt, str):
             text, ids = ask.prompt, [*self.bos, *tokens(ask.prompt, self.specials)]
         elif isinstance(ask.prompt, int):
-            ids = [*self.bos, 1, 9690, *(self.random.randrange(100, 40_000) for _ in range(max(0, ask.prompt - 2)))]
+            ids = [
+                *self.bos,
+                1,
+                9690,
+                *(self.random.randrange(100, 40_000) for _ in range(max(0, ask.prompt - 2))),
+            ]
         else:
             ids = list(ask.prompt)
-        request = _Live(ask, number, ask.rid or f"{self.source}-r{number}", text, ids, received=ask.at)
+        request = _Live(
+            ask, number, ask.rid or f"{self.source}-r{number}", text, ids, received=ask.at
+        )
         t = ask.at
         key = request.key
         self.tell(Received(ns(t), key, request.rid, ask.route))
         t += self.receive_ms(ask.at) / 1e3
         self.tell(End(ns(t), key, Stage.RECEIVE, 900))
-        self.tell(Params(ns(t), key, int(ask.streaming), ask.tenant, "", ask.output, 2, int(ask.logprobs)))
+        self.tell(
+            Params(ns(t), key, int(ask.streaming), ask.tenant, "", ask.output, 2, int(ask.logprobs))
+        )
         self.tell(Begin(ns(t), key, Stage.TEMPLATE))
         t += self.template_ms(ask.at) / 1e3
         self.tell(End(ns(t), key, Stage.TEMPLATE, len(text or "")))
@@ -246,7 +287,9 @@ class Lab:
         t += self.tokenise_ms(ask.at) / 1e3
         self.tell(End(ns(t), key, Stage.TOKENISE, len(ids)))
         if self.with_text:
-            self.tell(Prompt(ns(t), key, text or "", len(text or ""), pack_u32(ids[:8192]), len(ids)))
+            self.tell(
+                Prompt(ns(t), key, text or "", len(text or ""), pack_u32(ids[:8192]), len(ids))
+            )
         self.tell(Begin(ns(t), key, Stage.ADMISSION))
         request.queued = t + self.hop_ms(ask.at) / 1e3
         self.tell(Queued(ns(request.queued), key, request.rid, len(ids), ask.output))
@@ -316,8 +359,18 @@ class Lab:
         request.todo = len(request.ids) + request.produced - request.computed
         if request.lookup is None:
             request.lookup, request.cached = t, request.computed
-        self.tell(Scheduled(ns(t) + 20_000, request.key, ns(t), request.computed, hit, need, request.resumed,
-                            request.attempts))  # fmt: skip
+        self.tell(
+            Scheduled(
+                ns(t) + 20_000,
+                request.key,
+                ns(t),
+                request.computed,
+                hit,
+                need,
+                request.resumed,
+                request.attempts,
+            )
+        )
         return True
 
     def _release(self, request: _Live, t: float) -> None:
@@ -332,10 +385,16 @@ class Lab:
         self.tell(Released(ns(t), request.key, request.blocks - kept, kept))
         request.blocks = 0
 
-    def _preempt(self, request: _Live, t: float, waiting: deque[_Live], running: list[_Live]) -> None:
+    def _preempt(
+        self, request: _Live, t: float, waiting: deque[_Live], running: list[_Live]
+    ) -> None:
         self.preempted += 1
         request.preempted += 1
-        self.tell(Preempted(ns(t), request.key, "recompute", request.computed, request.produced, self.preempted))
+        self.tell(
+            Preempted(
+                ns(t), request.key, "recompute", request.computed, request.produced, self.preempted
+            )
+        )
         self.tell(Queued(ns(t), request.key, request.rid, len(request.ids), resumed=True))
         self.free += request.blocks
         request.blocks = request.computed = 0
@@ -344,11 +403,21 @@ class Lab:
         waiting.appendleft(request)
 
     def _step(self, t: float, waiting: deque[_Live], running: list[_Live]) -> float | None:
-        """One step from `t` on; seconds until the next one may begin, None when there is nothing to do."""
+        """One step from `t` on; seconds until the next one may begin, None when there is nothing to
+        do."""
         for request in [*running, *waiting]:
             if self._gone(request, t) and self.release_on_leave:
-                self.tell(Finished(ns(t), request.key, "cancelled", request.produced, "", len(request.ids),
-                                   request.cached))  # fmt: skip
+                self.tell(
+                    Finished(
+                        ns(t),
+                        request.key,
+                        "cancelled",
+                        request.produced,
+                        "",
+                        len(request.ids),
+                        request.cached,
+                    )
+                )
                 self._release(request, t)
                 (running if request in running else waiting).remove(request)
         for request in [r for r in running if self.kick(r.key, r.computed, r.preempted)]:
@@ -389,7 +458,9 @@ class Lab:
             return None
         return self._run(t, work, waiting, running)
 
-    def _run(self, t: float, work: list[tuple[_Live, int]], waiting: deque[_Live], running: list[_Live]) -> float:
+    def _run(
+        self, t: float, work: list[tuple[_Live, int]], waiting: deque[_Live], running: list[_Live]
+    ) -> float:
         filling = sum(count for request, count in work if count > 1 or request.first is None)
         decoding = sum(1 for request, count in work if count == 1 and request.first is not None)
         context = sum(request.computed for request, _ in work)
@@ -425,29 +496,68 @@ class Lab:
         us = round
         told = {"scheduled": us(scheduled * 1e6), "launched": us(launched * 1e6)}
         if self.parts:
-            told |= {"embed": us(embed * 1e6), "layers": us(first_layer * 1e6), "head": us(head * 1e6),
-                     "logits": us(logits * 1e6), "sampled": us(sampled * 1e6)}  # fmt: skip
+            told |= {
+                "embed": us(embed * 1e6),
+                "layers": us(first_layer * 1e6),
+                "head": us(head * 1e6),
+                "logits": us(logits * 1e6),
+                "sampled": us(sampled * 1e6),
+            }
         self.steps += 1
-        self.tell(Step(
-            ns(t), self.steps, **told, token=us(token * 1e6), end=us(end * 1e6), batch=len(work),
-            tokens=sum(count for _, count in work), joined=pack_u32(sorted(keys - self.members)),
-            left=pack_u32(sorted(self.members - keys)), odd=pack_u32(odd), blocks=pack_u32(pairs),
-            used=self.blocks - self.free - len(self.cached), cached=len(self.cached), free=self.free,
-            waiting=len(waiting), running=len(running), preempted=self.preempted, timing=self.timing,
-        ), t + end / 1e3)  # fmt: skip
+        self.tell(
+            Step(
+                ns(t),
+                self.steps,
+                **told,
+                token=us(token * 1e6),
+                end=us(end * 1e6),
+                batch=len(work),
+                tokens=sum(count for _, count in work),
+                joined=pack_u32(sorted(keys - self.members)),
+                left=pack_u32(sorted(self.members - keys)),
+                odd=pack_u32(odd),
+                blocks=pack_u32(pairs),
+                used=self.blocks - self.free - len(self.cached),
+                cached=len(self.cached),
+                free=self.free,
+                waiting=len(waiting),
+                running=len(running),
+                preempted=self.preempted,
+                timing=self.timing,
+            ),
+            t + end / 1e3,
+        )
         self.members = keys
         self.busy.append((t + embed / 1e3, t + logits / 1e3))
         for request in done:
             running.remove(request)
-            self.tell(Finished(ns(at), request.key, "length", request.produced, "", len(request.ids), request.cached),
-                      t + end / 1e3)  # fmt: skip
+            self.tell(
+                Finished(
+                    ns(at),
+                    request.key,
+                    "length",
+                    request.produced,
+                    "",
+                    len(request.ids),
+                    request.cached,
+                ),
+                t + end / 1e3,
+            )
             self._release(request, t + end / 1e3)
             if not request.closed:
                 request.closed = True
                 last = max(at, request.tells[-1][0] if request.tells else at) + 0.001
                 self._stream_out(request, last)
-                self.tell(Sent(ns(last), request.key, request.chunks, 40 * request.chunks, request.produced,
-                               round(request.work * 1e6)))  # fmt: skip
+                self.tell(
+                    Sent(
+                        ns(last),
+                        request.key,
+                        request.chunks,
+                        40 * request.chunks,
+                        request.produced,
+                        round(request.work * 1e6),
+                    )
+                )
                 self.tell(Closed(ns(last), request.key, 200, 40 * request.produced))
         after = (end + self.gap_ms(t)) / 1e3
         return after + self.stall(t, t + after) / 1e3

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from engine_hooks.protocol.events import Engine, EngineStatus, Heartbeat, Queued, Received, Scheduled
+from engine_hooks.protocol.events import (
+    Engine,
+    EngineStatus,
+    Heartbeat,
+    Queued,
+    Received,
+    Scheduled,
+)
 from engine_hooks.protocol.stages import Stage
 from tests.diagnosis.answers import found, only, seconds, silent, told
 from tests.diagnosis.scenario import Ask, Lab, fold, ns, poisson, steady
@@ -19,13 +26,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_more_requests_than_can_be_served_are_over_capacity() -> None:
-    """Service 185 ms, offered 6 then 10 requests a second: the queue grows, inference stays flat."""
+    """Service 185 ms, offered 6 then 10 requests a second: the queue grows, inference stays
+    flat."""
     lab = Lab(max_batch=8, decode_ms=lambda batch, context: 22, prefill_ms=0.02)
     arrivals = [*steady(4, 20), *steady(10, 60, begin=20)]
     state = lab.play([Ask(t, 200, 60) for t in arrivals])
     finding = only(state, "over-capacity")
     assert finding.stage is Stage.ADMISSION
-    assert "10 requests/s come" in finding.statement and "all 8 batch slots are taken" in finding.statement
+    assert (
+        "10 requests/s come" in finding.statement
+        and "all 8 batch slots are taken" in finding.statement
+    )
     assert finding.culprit is None and finding.affected_total > 300
     assert abs(seconds(finding, state)[0] - 20) < 1
     assert any(text.startswith("D1: TTFT") for text in finding.explains)
@@ -48,7 +59,10 @@ def test_slots_or_budget_are_told_from_kv_where_the_engine_does_not_say_its_limi
 
 def test_a_full_kv_cache_is_the_limit() -> None:
     """Running 34, waiting 18, KV 99.2 %."""
-    finding = only(Lab(max_batch=256, blocks=2000).play([Ask(0.01 * n, 800, 200) for n in range(90)]), "kv-blocks")
+    finding = only(
+        Lab(max_batch=256, blocks=2000).play([Ask(0.01 * n, 800, 200) for n in range(90)]),
+        "kv-blocks",
+    )
     assert finding.stage is Stage.ADMISSION and "of 2,000 blocks are held" in finding.statement
 
 
@@ -67,7 +81,9 @@ def test_a_prompt_larger_than_the_pool_can_never_be_admitted() -> None:
 
 
 def test_who_stands_behind_a_prompt_that_can_never_be_admitted_has_it_as_culprit() -> None:
-    state = Lab(blocks=1000).play([Ask(0, 20_000, 5), *(Ask(1 + n, 100, 5) for n in range(12))], until=30)
+    state = Lab(blocks=1000).play(
+        [Ask(0, 20_000, 5), *(Ask(1 + n, 100, 5) for n in range(12))], until=30
+    )
     finding = only(state, "never-admitted")
     assert finding.culprit == "engine-r1" and finding.affected_total == 13
 
@@ -78,9 +94,15 @@ def test_a_large_prompt_that_fits_is_no_fault() -> None:
 
 def test_admission_that_hangs_with_free_blocks_is_told() -> None:
     story = Story()
-    story.tell(Engine(story_ns(0), "toy", num_blocks=160, block_size=16), EngineStatus(story_ns(0), "ready"))
+    story.tell(
+        Engine(story_ns(0), "toy", num_blocks=160, block_size=16),
+        EngineStatus(story_ns(0), "ready"),
+    )
     for key in range(1, 4):
-        story.tell(Received(story_ns(10 * key), key, f"r{key}"), Queued(story_ns(10 * key + 1), key, f"r{key}", 100))
+        story.tell(
+            Received(story_ns(10 * key), key, f"r{key}"),
+            Queued(story_ns(10 * key + 1), key, f"r{key}", 100),
+        )
     story.tell(*(Heartbeat(story_ns(1000 * n)) for n in range(8)))
     finding = only(story.state, "admission-blocked")
     assert finding.stage is Stage.ADMISSION and "3 requests wait, nothing runs" in finding.statement
@@ -88,7 +110,10 @@ def test_admission_that_hangs_with_free_blocks_is_told() -> None:
 
 def test_a_step_in_progress_does_not_block_admission() -> None:
     story = Story()
-    story.tell(Engine(story_ns(0), "toy", num_blocks=160, block_size=16), EngineStatus(story_ns(0), "ready"))
+    story.tell(
+        Engine(story_ns(0), "toy", num_blocks=160, block_size=16),
+        EngineStatus(story_ns(0), "ready"),
+    )
     story.tell(Received(story_ns(0), 1, "r1"), Queued(story_ns(1), 1, "r1", 2000),
                Scheduled(story_ns(3), 1, story_ns(2)))  # fmt: skip
     story.tell(Received(story_ns(10), 2, "r2"), Queued(story_ns(11), 2, "r2", 100))
@@ -106,7 +131,9 @@ def test_one_engine_of_two_at_its_limit_is_found_while_the_mean_looks_fine() -> 
     busy = Lab(source="a", max_batch=4, decode_ms=lambda batch, context: 40).record(
         [Ask(t, 100, 60) for t in steady(3, 40)], until=75
     )
-    idle = Lab(source="b", max_batch=4, seed=1).record([Ask(t, 100, 20) for t in poisson(0.5, 70)], until=75)
+    idle = Lab(source="b", max_batch=4, seed=1).record(
+        [Ask(t, 100, 20) for t in poisson(0.5, 70)], until=75
+    )
     finding = only(fold([busy, idle]), "unequal-engines")
     assert finding.engine == "a" and finding.stage is Stage.ADMISSION
     assert all(request.startswith("a-") for request in finding.affected)
@@ -131,7 +158,8 @@ def test_preemptions_of_a_cache_that_is_too_small_are_told_with_their_cost() -> 
 
 
 def test_preemptions_and_the_longer_queue_for_the_same_blocks_are_one_finding() -> None:
-    """97 preemptions of 50 requests: what is admitted cannot grow to its end, however many wait beside it."""
+    """97 preemptions of 50 requests: what is admitted cannot grow to its end, however many wait
+    beside it."""
     state = Lab(blocks=60).play([Ask(4 * t, 100, 250) for t in range(15) for _ in range(4)])
     finding = only(state, "preemption")
     assert any("KV blocks are used up" in text for text in finding.explains)
@@ -146,9 +174,12 @@ def test_a_second_queueing_is_a_preemption_and_never_a_negative_queue() -> None:
     """QUEUED at 1, SCHEDULED at 2, QUEUED again at 50."""
     story = Story()
     story.tell(Engine(story_ns(0), "toy", num_blocks=160, block_size=16))
-    story.tell(Received(story_ns(900), 1, "r1"), Queued(story_ns(1000), 1, "r1", 64),
-               Scheduled(story_ns(2000), 1, story_ns(2000)), step(2000, 1, batch=1, joined=(1,), odd=(1, 64, 1),
-                                                                 token=30, end=31))  # fmt: skip
+    story.tell(
+        Received(story_ns(900), 1, "r1"),
+        Queued(story_ns(1000), 1, "r1", 64),
+        Scheduled(story_ns(2000), 1, story_ns(2000)),
+        step(2000, 1, batch=1, joined=(1,), odd=(1, 64, 1), token=30, end=31),
+    )
     story.tell(*(step(2040 + 40 * n, 2 + n, batch=1, token=30, end=31) for n in range(20)))
     story.tell(Queued(story_ns(50_000), 1, "r1", 64, resumed=True), Heartbeat(story_ns(50_500)))
     view = story.request()
@@ -158,7 +189,11 @@ def test_a_second_queueing_is_a_preemption_and_never_a_negative_queue() -> None:
 
 def test_a_last_token_before_the_first_leaves_an_interval_out_and_alarms_nobody() -> None:
     story = Story()
-    story.tell(Engine(story_ns(0), "toy"), Received(story_ns(100), 1, "r1"), Queued(story_ns(100), 1, "r1", 8))
+    story.tell(
+        Engine(story_ns(0), "toy"),
+        Received(story_ns(100), 1, "r1"),
+        Queued(story_ns(100), 1, "r1", 8),
+    )
     story.tell(step(100, 1, batch=1, joined=(1,), odd=(1, 8, 1), token=500, end=501))
     assert diagnose(story.state).findings == ()
 
@@ -173,14 +208,21 @@ def test_instants_of_the_scenario_are_those_of_the_trace() -> None:
     assert state.requests.order[0].received == ns(2.0)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "recordings").glob("*.trace")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "recordings").glob("*.trace")), ids=lambda path: path.stem
+)
 def test_kv_is_ruled_out_only_where_the_pool_was_not_short(path: Path) -> None:
-    """Real engines meet several limits by turns: what the panels show as short may not be denied in a sentence."""
+    """Real engines meet several limits by turns: what the panels show as short may not be denied in
+    a sentence."""
     state = observed(str(path))
     for finding in diagnose(state).findings:
         if "not KV" not in finding.statement:
             continue
         steps = state.snapshot(limit=0).steps
         pool = next(engine.num_blocks for engine in state.snapshot().engines if engine.num_blocks)
-        short = [step for step in steps if step.free is not None and step.free + (step.cached or 0) < 0.05 * pool]
+        short = [
+            step
+            for step in steps
+            if step.free is not None and step.free + (step.cached or 0) < 0.05 * pool
+        ]
         assert len(short) < len(steps) / 5, finding.statement

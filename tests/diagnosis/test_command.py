@@ -46,7 +46,9 @@ def test_a_trace_is_diagnosed_and_exits_with_0(states: dict[str, TraceState]) ->
     assert answer.code == 0 and answer.diagnosis.findings[0].rule == "sampler"
 
 
-@pytest.mark.parametrize(("word", "code"), [("sampler", 1), ("9", 1), ("any", 1), ("Sample", 1), ("decode", 0)])
+@pytest.mark.parametrize(
+    ("word", "code"), [("sampler", 1), ("9", 1), ("any", 1), ("Sample", 1), ("decode", 0)]
+)
 def test_fail_on_decides_the_exit_code(states: dict[str, TraceState], word: str, code: int) -> None:
     assert call(states, "sampler.trace", "--fail-on", "host-stall", "--fail-on", word).code == code
 
@@ -58,7 +60,9 @@ def test_a_baseline_is_loaded_the_same_way(states: dict[str, TraceState]) -> Non
 
 
 def test_an_unknown_rule_is_wrong_usage_in_one_line(states: dict[str, TraceState]) -> None:
-    with pytest.raises((argparse.ArgumentError, SystemExit), match="no rule or stage called 'bogus'"):
+    with pytest.raises(
+        (argparse.ArgumentError, SystemExit), match="no rule or stage called 'bogus'"
+    ):
         call(states, "good.trace", "--fail-on", "bogus")
 
 

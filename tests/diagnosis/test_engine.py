@@ -1,4 +1,5 @@
-"""How findings compete, fold and stay silent; baseline and budget; exit codes; the document; what goes on."""
+"""How findings compete, fold and stay silent; baseline and budget; exit codes; the document; what
+goes on."""
 
 from __future__ import annotations
 
@@ -30,18 +31,23 @@ def stalls(since: float, until: float) -> float:
     return 300 if int(until / 2) > int(since / 2) else 0
 
 
-# --- two at once, folding, ranking -----------------------------------------------------------------------------------
+# --- two at once, folding, ranking ----------------------------------------------------------------
 
 
 def test_two_faults_at_once_give_both() -> None:
     lab = Lab(decode_ms=lambda batch, context: 25, sample_ms=lambda t: 20, stall=stalls)
-    assert set(told(lab.play([Ask(t, 100, 60) for t in poisson(1, 40)]))) == {"sampler", "host-stall"}
+    assert set(told(lab.play([Ask(t, 100, 60) for t in poisson(1, 40)]))) == {
+        "sampler",
+        "host-stall",
+    }
 
 
 def test_a_fault_of_the_template_and_one_of_the_engine_give_both() -> None:
     texts = ["<|im_start|>" + chatml(("user", prose(n, 20))) for n in range(60)]
     lab = Lab(sample_ms=lambda t: 20)
-    rules = told(lab.play([Ask(t, text, 60) for t, text in zip(poisson(1, 40), texts, strict=False)]))
+    rules = told(
+        lab.play([Ask(t, text, 60) for t, text in zip(poisson(1, 40), texts, strict=False)])
+    )
     assert rules == ["sampler", "doubled-bos"]
 
 
@@ -53,7 +59,9 @@ def test_the_finding_that_cost_most_comes_first() -> None:
 
 
 def test_a_queue_that_a_slow_sampler_explains_is_folded_into_it() -> None:
-    lab = Lab(max_batch=8, decode_ms=lambda batch, context: 20, sample_ms=lambda t: 60 if t > 15 else 0.4)
+    lab = Lab(
+        max_batch=8, decode_ms=lambda batch, context: 20, sample_ms=lambda t: 60 if t > 15 else 0.4
+    )
     state = lab.play([Ask(t, 100, 40) for t in steady(4, 60)])
     finding = only(state, "sampler")
     assert any("wait for admission" in text for text in finding.explains)
@@ -70,7 +78,11 @@ def test_a_climb_that_no_rule_explains_is_told_as_cannot_tell() -> None:
     lab = Lab(device="cuda:0", slow=lambda t: 3.0 if t > 30 else 1.0)
     diagnosis = diagnose(lab.play([Ask(t, 100, 40) for t in poisson(1.5, 60)]))
     entry = next(entry for entry in diagnosis.cannot_tell if entry.symptom)
-    assert diagnosis.findings == () and entry.question == "D2" and "no rule says why" in diagnosis.verdict
+    assert (
+        diagnosis.findings == ()
+        and entry.question == "D2"
+        and "no rule says why" in diagnosis.verdict
+    )
 
 
 def test_nothing_to_judge_is_said_so() -> None:
@@ -80,14 +92,16 @@ def test_nothing_to_judge_is_said_so() -> None:
     assert diagnose(state).findings == ()
 
 
-# --- dating ----------------------------------------------------------------------------------------------------------
+# --- dating ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("begin", thinned([21.3, 40.0], 2))
 def test_a_fault_that_starts_half_way_is_dated_within_a_second(begin: float) -> None:
     arrivals = [Ask(t, 100, 50) for t in poisson(4, 60)]
     slow = Lab(sample_ms=lambda t: 30 if t >= begin else 0.4)
-    holes = Lab(stall=lambda since, until: stalls(since - begin, until - begin) if until > begin else 0)
+    holes = Lab(
+        stall=lambda since, until: stalls(since - begin, until - begin) if until > begin else 0
+    )
     work = Lab(work_ms=lambda t, index: 15 if t >= begin else 0.1)
     for lab, rule in ((slow, "sampler"), (holes, "host-stall"), (work, "stream-work")):
         state = lab.play(list(arrivals))
@@ -101,10 +115,13 @@ def test_a_fault_that_ends_is_given_an_end_and_one_that_goes_on_none() -> None:
     start, end = seconds(only(state, "sampler"), state)
     assert end is not None and abs(start - 20) < 1 and abs(end - 40) < 1
     state = Lab(sample_ms=lambda t: 30 if t >= 20 else 0.4).play(list(arrivals), until=40)
-    assert diagnose(state, now=int(found(state, "sampler").evidence[0].points[-1][0])).findings[0].end is None
+    assert (
+        diagnose(state, now=int(found(state, "sampler").evidence[0].points[-1][0])).findings[0].end
+        is None
+    )
 
 
-# --- baseline and budget ---------------------------------------------------------------------------------------------
+# --- baseline and budget --------------------------------------------------------------------------
 
 
 def test_a_stage_that_is_slower_than_in_the_baseline_is_found() -> None:
@@ -126,9 +143,16 @@ def test_what_a_rule_explains_is_not_told_again_as_slower_than_the_baseline() ->
 def test_when_every_stage_is_stretched_the_machine_is_slower_and_not_one_stage() -> None:
     arrivals = [Ask(t, 800, 40) for t in poisson(0.5, 80)]
     factor = 2.2
-    before = Lab(prefill_ms=0.3, receive_ms=lambda t: 12, tokenise_ms=lambda t: 12).play(list(arrivals))
-    after = Lab(prefill_ms=0.3, slow=lambda t: factor, receive_ms=lambda t: 12 * factor,
-                tokenise_ms=lambda t: 12 * factor, template_ms=lambda t: 0.3 * factor).play(list(arrivals))  # fmt: skip
+    before = Lab(prefill_ms=0.3, receive_ms=lambda t: 12, tokenise_ms=lambda t: 12).play(
+        list(arrivals)
+    )
+    after = Lab(
+        prefill_ms=0.3,
+        slow=lambda t: factor,
+        receive_ms=lambda t: 12 * factor,
+        tokenise_ms=lambda t: 12 * factor,
+        template_ms=lambda t: 0.3 * factor,
+    ).play(list(arrivals))
     finding = only(after, "everything-slower", baseline=before)
     assert finding.stage is None and "the machine is slower" in finding.statement
 
@@ -138,10 +162,15 @@ def test_steps_that_take_a_multiple_of_the_budget_are_found() -> None:
     state = Lab().play([Ask(t, 100, 60) for t in poisson(1, 40)])
     finding = only(state, "slower-than-budget", budget=model)
     assert finding.stage is Stage.DECODE and "times the" in finding.statement
-    silent(state, budget=StepModel(weights_ms=18.0, token_ms=0.02, sequence_ms=0.0, context_ms=1e-5, pair_ms=0.0))
+    silent(
+        state,
+        budget=StepModel(
+            weights_ms=18.0, token_ms=0.02, sequence_ms=0.0, context_ms=1e-5, pair_ms=0.0
+        ),
+    )
 
 
-# --- exit codes and documents ----------------------------------------------------------------------------------------
+# --- exit codes and documents ---------------------------------------------------------------------
 
 
 def sampler_state() -> TraceState:
@@ -150,15 +179,25 @@ def sampler_state() -> TraceState:
 
 @pytest.mark.parametrize(
     ("words", "code"),
-    [(["sampler"], 1), (["sample"], 1), (["9"], 1), (["any"], 1), (["over-capacity", "9"], 1), (["decode"], 0),
-     (["kv-blocks"], 0), ([], 0)],
-)  # fmt: skip
+    [
+        (["sampler"], 1),
+        (["sample"], 1),
+        (["9"], 1),
+        (["any"], 1),
+        (["over-capacity", "9"], 1),
+        (["decode"], 0),
+        (["kv-blocks"], 0),
+        ([], 0),
+    ],
+)
 def test_the_exit_code_says_whether_such_a_finding_was_made(words: list[str], code: int) -> None:
     assert diagnose(sampler_state()).exit_code(words) == code
 
 
 def test_an_unknown_word_for_fail_on_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="no rule or stage called 'bogus'; rules are any, front-end"):
+    with pytest.raises(
+        ValueError, match="no rule or stage called 'bogus'; rules are any, front-end"
+    ):
         diagnose(sampler_state()).exit_code(["bogus"])
 
 
@@ -194,7 +233,9 @@ def test_every_threshold_has_a_source() -> None:
 @pytest.mark.parametrize("unicode", [True, False])
 def test_the_text_fits_its_width_and_its_alphabet(width: int, unicode: bool) -> None:
     lab = Lab(sample_ms=lambda t: 30, stall=stalls)
-    diagnosis = diagnose(lab.play([Ask(t, 100, 50, rid=f"\x1b[31mé{t:.0f}") for t in poisson(1, 30)]))
+    diagnosis = diagnose(
+        lab.play([Ask(t, 100, 50, rid=f"\x1b[31mé{t:.0f}") for t in poisson(1, 30)])
+    )
     text = diagnosis_text(diagnosis, width=width, unicode=unicode)
     assert all(cell_width(line) <= width for line in text.splitlines())
     assert "\x1b" not in text and (unicode or text.isascii())
@@ -203,14 +244,22 @@ def test_the_text_fits_its_width_and_its_alphabet(width: int, unicode: bool) -> 
 def test_the_text_holds_the_verdict_the_evidence_and_what_to_check() -> None:
     diagnosis = diagnose(sampler_state())
     text = diagnosis_text(diagnosis, width=120)
-    for part in ("stage 9 sample", "sampling takes", "ms lost", "sampling, ms a step", "check logprobs"):
+    for part in (
+        "stage 9 sample",
+        "sampling takes",
+        "ms lost",
+        "sampling, ms a step",
+        "check logprobs",
+    ):
         assert part in text
 
 
-# --- while it goes on ------------------------------------------------------------------------------------------------
+# --- while it goes on -----------------------------------------------------------------------------
 
 
-def play_live(told_events: Told, *, seconds_each: float = 1.0) -> tuple[LiveDiagnosis, list[tuple[float, str]]]:
+def play_live(
+    told_events: Told, *, seconds_each: float = 1.0
+) -> tuple[LiveDiagnosis, list[tuple[float, str]]]:
     """Fold events second by second, as a viewer does, and look after each."""
     state, live, seen = ObservedState(), LiveDiagnosis(), []
     state.add_source(header("engine"))
@@ -251,6 +300,11 @@ def test_a_live_finding_that_goes_on_has_no_end() -> None:
 
 def test_two_engines_faults_are_kept_apart() -> None:
     slow = Lab(source="a", sample_ms=lambda t: 30).record([Ask(t, 100, 60) for t in poisson(1, 40)])
-    other = Lab(source="b", sample_ms=lambda t: 30, seed=1).record([Ask(t, 100, 60) for t in poisson(1, 40, seed=1)])
+    other = Lab(source="b", sample_ms=lambda t: 30, seed=1).record(
+        [Ask(t, 100, 60) for t in poisson(1, 40, seed=1)]
+    )
     findings = diagnose(fold([slow, other])).findings
-    assert {(finding.rule, finding.engine) for finding in findings} == {("sampler", "a"), ("sampler", "b")}
+    assert {(finding.rule, finding.engine) for finding in findings} == {
+        ("sampler", "a"),
+        ("sampler", "b"),
+    }

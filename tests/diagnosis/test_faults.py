@@ -20,7 +20,17 @@ from tracer.demo import fault_traffic, faults
 from tracer.demo.demo import LAUNCHERS
 from tracer.demo.prompts import Plan
 
-DEMO = ("transformers", "serve", "model", "--cb-num-blocks", "160", "--cb-max-batch-tokens", "256", "--port", "1")
+DEMO = (
+    "transformers",
+    "serve",
+    "model",
+    "--cb-num-blocks",
+    "160",
+    "--cb-max-batch-tokens",
+    "256",
+    "--port",
+    "1",
+)
 
 
 @pytest.mark.parametrize("name", faults.FAULTS)
@@ -46,7 +56,9 @@ def test_what_is_no_fault_is_refused_in_one_line(spec: str, said: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_the_command_line_refuses_an_unknown_fault_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_refuses_an_unknown_fault_with_the_known_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["demo", "--fault", "x"])
     told = capsys.readouterr().err
@@ -60,7 +72,9 @@ def test_the_help_of_demo_names_every_fault(capsys: pytest.CaptureFixture[str]) 
     assert all(name in told for name in faults.FAULTS)
 
 
-@pytest.mark.parametrize("spec", ["slow-sampler@20", "overload+timestamp-in-system-prompt", "doubled-bos+healthy@5"])
+@pytest.mark.parametrize(
+    "spec", ["slow-sampler@20", "overload+timestamp-in-system-prompt", "doubled-bos+healthy@5"]
+)
 def test_a_fault_is_found_again_by_its_spec(spec: str) -> None:
     assert faults.fault(faults.fault(spec).spec) == faults.fault(spec)
 
@@ -93,11 +107,17 @@ def test_clients_are_everyday_ones_until_the_fault_begins() -> None:
 
 def test_a_clock_that_begins_half_way_goes_on_with_the_same_chats() -> None:
     now = 0.0
-    script = fault_traffic.FaultScript(faults.fault("timestamp-in-system-prompt@10"), 1, lambda: now)
+    script = fault_traffic.FaultScript(
+        faults.fault("timestamp-in-system-prompt@10"), 1, lambda: now
+    )
     before = script.next()
     now = 10.0
     after = script.next()
-    assert before.system and after.system.endswith(before.system) and after.system.startswith("The time is ")
+    assert (
+        before.system
+        and after.system.endswith(before.system)
+        and after.system.startswith("The time is ")
+    )
 
 
 def test_a_gate_counts_from_its_first_call_and_says_when_it_opens(
@@ -115,7 +135,9 @@ def test_a_gate_counts_from_its_first_call_and_says_when_it_opens(
     assert told.count("the fault begins at ") == 1
 
 
-def test_a_wrapped_function_is_the_engines_own_until_the_gate_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrapped_function_is_the_engines_own_until_the_gate_opens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module = types.ModuleType("some_engine")
     module.step = lambda value: value + 1  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "some_engine", module)
@@ -139,19 +161,31 @@ def test_a_variable_that_names_no_fault_is_told_and_changes_nothing(
     assert "no fault called 'nonsense'" in capsys.readouterr().err
 
 
-VLLM = ("vllm", "serve", "model", "--max-num-batched-tokens", "256", "--num-gpu-blocks-override", "81")
+VLLM = (
+    "vllm",
+    "serve",
+    "model",
+    "--max-num-batched-tokens",
+    "256",
+    "--num-gpu-blocks-override",
+    "81",
+)
 
 
 def test_each_engine_has_options_of_its_own() -> None:
     command = faults.command(faults.fault("long-prompt-no-chunking"), VLLM, "vllm")
     assert command[-1] == "--no-enable-chunked-prefill" and "--cb-num-blocks" not in command
     assert command[command.index("--max-num-batched-tokens") + 1] == "4096"
-    assert all(set(fault.options) == set(fault.rate) == set(LAUNCHERS) for fault in faults.FAULTS.values())
+    assert all(
+        set(fault.options) == set(fault.rate) == set(LAUNCHERS) for fault in faults.FAULTS.values()
+    )
 
 
 def test_a_faults_options_replace_those_of_the_demo_or_are_added() -> None:
     command = faults.command(faults.fault("long-prompt-no-chunking"), DEMO)
-    assert command[command.index("--cb-max-batch-tokens") + 1] == "4096" and len(command) == len(DEMO)
+    assert command[command.index("--cb-max-batch-tokens") + 1] == "4096" and len(command) == len(
+        DEMO
+    )
     other = faults.Fault("f", "s", (), {}, options={"transformers": {"--log-level": "debug"}})
     assert faults.command(other, DEMO) == (*DEMO, "--log-level", "debug")
 
@@ -169,7 +203,9 @@ def test_the_clients_of_a_fault_are_the_same_for_the_same_seed(name: str) -> Non
     one, two = fault_traffic.FaultScript(fault, 3), fault_traffic.FaultScript(fault, 3)
     plans = [(one.next(), two.next()) for _ in range(20)]
     assert all(isinstance(plan, Plan) and plan.turns and plan.max_tokens > 0 for plan, _ in plans)
-    assert all(plan.turns == other.turns and plan.max_tokens == other.max_tokens for plan, other in plans)
+    assert all(
+        plan.turns == other.turns and plan.max_tokens == other.max_tokens for plan, other in plans
+    )
 
 
 def test_the_clocks_system_prompts_differ_near_their_top_alone() -> None:
@@ -180,27 +216,48 @@ def test_the_clocks_system_prompts_differ_near_their_top_alone() -> None:
 
 
 def test_a_process_without_the_variable_never_loads_the_faults() -> None:
-    code = "import engine_hooks.inject, sys; engine_hooks.inject.install(); print('engine_hooks.faults' in sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = (
+        "import engine_hooks.inject, sys; engine_hooks.inject.install(); "
+        "print('engine_hooks.faults' in sys.modules)"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert answer.stdout.strip() == "False"
 
 
 @pytest.mark.slow
 def test_two_faults_of_a_demo_are_found_in_a_real_engine(model_dir: Path, tmp_path: Path) -> None:
-    """Through the door that a user takes, and half-way: the sampler gets slow after the first seconds."""
+    """Through the door that a user takes, and half-way: the sampler gets slow after the first
+    seconds."""
     sockets = tmp_path / "s"
     sockets.mkdir(mode=0o700)
     tracer = Commands(sockets, tmp_path)
-    for seconds in ("12", "12", "20"):  # while other programs have the cores, little is answered, and all is slow
+    # while other programs have the cores, little is answered, and all is slow
+    for seconds in ("12", "12", "20"):
         done = tracer.run(
-            "demo", "--model", str(model_dir), "--fault", "slow-sampler+doubled-bos@3", "--rate", "1.2",
-            "--seconds", seconds, "--json",
-        )  # fmt: skip
+            "demo",
+            "--model",
+            str(model_dir),
+            "--fault",
+            "slow-sampler+doubled-bos@3",
+            "--rate",
+            "1.2",
+            "--seconds",
+            seconds,
+            "--json",
+        )
         assert done.returncode == 0, done.stderr
         document = json.loads(done.stdout)
-        assert document["fault"]["name"] == "slow-sampler+doubled-bos" and document["fault"]["after_s"] == 3
+        assert (
+            document["fault"]["name"] == "slow-sampler+doubled-bos"
+            and document["fault"]["after_s"] == 3
+        )
         found = {finding["rule"] for finding in document["diagnosis"]["findings"]}
         if {"sampler", "doubled-bos"} <= found:
             break
     assert {"sampler", "doubled-bos"} <= found
-    assert document["diagnosis"]["verdict"].startswith("stage 9, sample") and not document["diagnosis"]["healthy"]
+    assert (
+        document["diagnosis"]["verdict"].startswith("stage 9, sample")
+        and not document["diagnosis"]["healthy"]
+    )

@@ -31,7 +31,8 @@ def mutant(seed: int) -> tuple[Lab, list[Ask]]:
     # A step that is full of prompt tokens takes at most seven plain ones: streams go on beside it.
     budget = min(draw.choice([256, 512, 2048, 8192]), max(64, int(6 * base / prefill)))
     served = min(
-        min(max_batch, 20) / (output * (base + slope * 20) / 1e3 + prefill * prompt / 1e3 * min(max_batch, 20)),
+        min(max_batch, 20)
+        / (output * (base + slope * 20) / 1e3 + prefill * prompt / 1e3 * min(max_batch, 20)),
         budget / (base + prefill * budget) * 1e3 / prompt,
     )
     rate = draw.uniform(0.1, 0.4) * served
@@ -40,20 +41,30 @@ def mutant(seed: int) -> tuple[Lab, list[Ask]]:
     for number, t in enumerate(poisson(rate, min(120, max(30, 80 / rate)), seed=seed)[:300]):
         wanted = max(1, int(draw.lognormvariate(0, 0.6) * output))
         length = max(8, int(draw.lognormvariate(0, 0.7) * prompt))
-        text = chatml(("system", system), ("user", prose(1000 * seed + number, max(5, length // 2))))
+        text = chatml(
+            ("system", system), ("user", prose(1000 * seed + number, max(5, length // 2)))
+        )
         asks.append(Ask(
             t, length if kind == "random" or (kind == "mixed" and number % 2) else text, wanted,
             tenant=draw.choice("ab"), streaming=draw.random() < 0.8,
             leaves=draw.uniform(0.5, 5) if draw.random() < 0.08 else None,
         ))  # fmt: skip
     lab = Lab(
-        seed=seed, model=draw.choice(["SmolLM2-135M", "Qwen2.5-7B-Instruct", "x"]),
-        device=draw.choice(["cuda:0", "cpu"]), blocks=draw.choice([8000, 40_000]), block_size=draw.choice([16, 32]),
-        budget=budget, max_batch=max_batch, decode_ms=lambda batch, context: base + slope * batch + context * 1e-5,
-        prefill_ms=prefill, parts=draw.random() < 0.8, cache=draw.choice(["on", "on", "off"]),
-        jitter=draw.choice([0.02, 0.2, 0.5]), tell_limits=draw.random() < 0.8,
+        seed=seed,
+        model=draw.choice(["SmolLM2-135M", "Qwen2.5-7B-Instruct", "x"]),
+        device=draw.choice(["cuda:0", "cpu"]),
+        blocks=draw.choice([8000, 40_000]),
+        block_size=draw.choice([16, 32]),
+        budget=budget,
+        max_batch=max_batch,
+        decode_ms=lambda batch, context: base + slope * batch + context * 1e-5,
+        prefill_ms=prefill,
+        parts=draw.random() < 0.8,
+        cache=draw.choice(["on", "on", "off"]),
+        jitter=draw.choice([0.02, 0.2, 0.5]),
+        tell_limits=draw.random() < 0.8,
         timing=draw.choice([Timing.HOST, Timing.HOST, Timing.LAUNCH]),
-    )  # fmt: skip
+    )
     return lab, asks
 
 
@@ -66,12 +77,15 @@ def test_a_healthy_engine_is_not_accused(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_an_engine_in_two_processes_that_renames_requests_is_not_accused(seed: int) -> None:
-    trace = simulate(seed, requests=40, split=bool(seed % 2), blocks=2000, budget=256, device=seed % 3 == 0)
+    trace = simulate(
+        seed, requests=40, split=bool(seed % 2), blocks=2000, budget=256, device=seed % 3 == 0
+    )
     state = ObservedState()
     for header in trace.headers:
         state.add_source(header)
     for source, event in trace.events:
-        if not isinstance(event, Prompt):  # these all begin alike, and nothing is ever cached: that would be a fault
+        # these all begin alike, and nothing is ever cached: that would be a fault
+        if not isinstance(event, Prompt):
             state.apply(source, event)
     assert diagnose(state).findings == ()
 
@@ -113,7 +127,19 @@ def test_a_trace_is_diagnosed_in_a_seven_hundredth_of_its_time() -> None:
 def test_nothing_that_a_peer_makes_up_breaks_it(seed: int) -> None:
     draw = random.Random(seed)
     numbers = [0, 1, 2, 3, 7, 16, 255, 4096, -1, -5, 2**31, 2**32 - 1, 2**40, 2**61, -(2**62)]
-    words = ["", "r1", "engine", "\x1b[31m", "chat", "recompute", "dead", "ready", "\ud800", "<|im_start|>", "x" * 300]
+    words = [
+        "",
+        "r1",
+        "engine",
+        "\x1b[31m",
+        "chat",
+        "recompute",
+        "dead",
+        "ready",
+        "\ud800",
+        "<|im_start|>",
+        "x" * 300,
+    ]
 
     def made_up(kind: type[Event]) -> Event:
         values: list[Any] = []
@@ -121,9 +147,18 @@ def test_nothing_that_a_peer_makes_up_breaks_it(seed: int) -> None:
             if name in ("lifecycle", "sensitive"):
                 continue
             if hint is int:
-                values.append(draw.choice(numbers) if name != "t" else START + draw.randrange(0, 20 * S))
+                values.append(
+                    draw.choice(numbers) if name != "t" else START + draw.randrange(0, 20 * S)
+                )
             elif hint is bytes:
-                values.append(pack_u32([draw.choice([0, 1, 2, 3, 16, 2**32 - 1]) for _ in range(draw.randrange(0, 9))]))
+                values.append(
+                    pack_u32(
+                        [
+                            draw.choice([0, 1, 2, 3, 16, 2**32 - 1])
+                            for _ in range(draw.randrange(0, 9))
+                        ]
+                    )
+                )
             elif hint is bool:
                 values.append(draw.random() < 0.5)
             else:
@@ -136,7 +171,9 @@ def test_nothing_that_a_peer_makes_up_breaks_it(seed: int) -> None:
     for event in told:
         state.apply(draw.choice(["a", "b"]), event)
     diagnosis = diagnose(state)
-    assert msgspec.json.decode(msgspec.json.encode(diagnosis.to_document())) == diagnosis.to_document()
+    assert (
+        msgspec.json.decode(msgspec.json.encode(diagnosis.to_document())) == diagnosis.to_document()
+    )
     for width in (20, 100):
         assert "\x1b" not in diagnosis_text(diagnosis, width=width)
     live = LiveDiagnosis(window_s=5)

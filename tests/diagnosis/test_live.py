@@ -1,4 +1,5 @@
-"""A diagnosis beside an engine that runs: read in slices, judged elsewhere, told once; and what several faults give."""
+"""A diagnosis beside an engine that runs: read in slices, judged elsewhere, told once; and what
+several faults give."""
 
 from __future__ import annotations
 
@@ -35,13 +36,15 @@ def plain(number: int) -> str:
     return chatml(("system", SYSTEM), ("user", prose(number, 12)))
 
 
-# --- several at once, and half-way -----------------------------------------------------------------------------------
+# --- several at once, and half-way ----------------------------------------------------------------
 
 
 def test_overload_and_a_timestamp_at_the_top_give_both() -> None:
     lab = Lab(max_batch=4, budget=256, decode_ms=lambda batch, context: 40, prefill_ms=0.6)
     arrivals = poisson(4, 60)
-    state = lab.play([Ask(t, clocked(t, number), 20) for number, t in enumerate(arrivals)], until=60)
+    state = lab.play(
+        [Ask(t, clocked(t, number), 20) for number, t in enumerate(arrivals)], until=60
+    )
     rules = told(state)
     assert "prefix-differs" in rules
     assert {"over-capacity", "batch-limit"} & set(rules)
@@ -59,21 +62,27 @@ def test_the_first_differing_token_is_named_with_its_text_and_its_part_of_the_te
 @pytest.mark.parametrize("begin", [20.0, 31.5])
 def test_prompts_that_stop_being_shared_half_way_are_dated_within_a_second(begin: float) -> None:
     lab = Lab(prefill_ms=0.6)
-    asks = [Ask(t, clocked(t, n) if t >= begin else plain(n), 20) for n, t in enumerate(steady(3, 60))]
+    asks = [
+        Ask(t, clocked(t, n) if t >= begin else plain(n), 20) for n, t in enumerate(steady(3, 60))
+    ]
     state = lab.play(asks)
     assert abs(seconds(found(state, "prefix-differs"), state)[0] - begin) < 1
 
 
 def test_of_few_requests_the_first_that_is_not_shared_dates_it() -> None:
     lab = Lab(prefill_ms=2.0)
-    asks = [Ask(t, clocked(t, n) if t >= 30 else plain(n), 20) for n, t in enumerate(steady(0.25, 80))]
+    asks = [
+        Ask(t, clocked(t, n) if t >= 30 else plain(n), 20) for n, t in enumerate(steady(0.25, 80))
+    ]
     state = lab.play(asks)
     assert abs(seconds(found(state, "prefix-differs"), state)[0] - 32) < 1
 
 
 def test_a_queue_in_which_many_still_wait_does_not_make_another_fault_look_small() -> None:
     lab = Lab(max_batch=4, budget=256, decode_ms=lambda batch, context: 40, prefill_ms=0.6)
-    state = lab.play([Ask(t, clocked(t, number), 20) for number, t in enumerate(poisson(16, 40))], until=40)
+    state = lab.play(
+        [Ask(t, clocked(t, number), 20) for number, t in enumerate(poisson(16, 40))], until=40
+    )
     finding = found(state, "prefix-differs")
     lived = sum(((r.over or state.now) - r.order[0]) / 1e6 for r in state.requests.order)
     assert finding.lost_ms < 0.02 * lived  # of all that was waited it is little
@@ -81,17 +90,21 @@ def test_a_queue_in_which_many_still_wait_does_not_make_another_fault_look_small
 
 def test_a_long_prompt_half_way_is_dated_within_a_second_and_named() -> None:
     lab = Lab(budget=100_000, prefill_ms=0.5)
-    asks = [Ask(t, 80, 60) for t in steady(3, 60)] + [Ask(30.2, 6000, 10, rid="whale"), Ask(41.0, 6000, 10)]
+    asks = [Ask(t, 80, 60) for t in steady(3, 60)] + [
+        Ask(30.2, 6000, 10, rid="whale"),
+        Ask(41.0, 6000, 10),
+    ]
     finding = found(state := lab.play(asks), "long-prompt")
     assert finding.culprit == "whale"
     assert abs(seconds(finding, state)[0] - 30.2) < 1
 
 
-# --- reading in slices -----------------------------------------------------------------------------------------------
+# --- reading in slices ----------------------------------------------------------------------------
 
 
 def sliced(state: TraceState, tell: Told, each: int, **options: int) -> Evidence:
-    """Evidence that was gathered while events went on coming: `each` of `tell` between two slices."""
+    """Evidence that was gathered while events went on coming: `each` of `tell` between two
+    slices."""
     reading = gather(state, **options)
     at = 0
     while True:
@@ -106,7 +119,9 @@ def sliced(state: TraceState, tell: Told, each: int, **options: int) -> Evidence
 
 
 def test_a_state_that_goes_on_while_it_is_read_gives_the_findings_that_it_had() -> None:
-    record = Lab(sample_ms=lambda t: 40 if t > 20 else 0.4).record([Ask(t, 100, 40) for t in poisson(3, 80)])
+    record = Lab(sample_ms=lambda t: 40 if t > 20 else 0.4).record(
+        [Ask(t, 100, 40) for t in poisson(3, 80)]
+    )
     half = next(place for place, item in enumerate(record) if item[0] > ns(60))
     state = fold([record[:half]])
     live = LiveDiagnosis()
@@ -127,12 +142,14 @@ def test_taken_apart_a_look_is_the_same_as_an_update() -> None:
     state = fold([Lab(sample_ms=lambda t: 40).record([Ask(t, 100, 40) for t in poisson(1.5, 40)])])
     whole, parts = LiveDiagnosis(), LiveDiagnosis()
     for _ in range(3):
-        evidence = sliced(state, [], 0, now=state.now, since=max(state.began, state.now - 60_000_000_000))
+        evidence = sliced(
+            state, [], 0, now=state.now, since=max(state.began, state.now - 60_000_000_000)
+        )
         assert parts.take(parts.judge(evidence)) == whole.update(state)
     assert parts.current == whole.current and parts.verdict == whole.verdict
 
 
-# --- told once -------------------------------------------------------------------------------------------------------
+# --- told once ------------------------------------------------------------------------------------
 
 
 def watch(record: Told) -> tuple[LiveDiagnosis, list[str]]:
@@ -163,7 +180,7 @@ def test_a_fault_that_comes_back_much_later_is_told_again() -> None:
     assert first.end is not None and first.end < second.start
 
 
-# --- what is kept ----------------------------------------------------------------------------------------------------
+# --- what is kept ---------------------------------------------------------------------------------
 
 
 def test_an_observed_state_folds_like_a_plain_one() -> None:
@@ -193,7 +210,7 @@ def test_a_report_that_makes_no_sense_leaves_the_others_whole() -> None:
     assert state.unknown == 1
 
 
-# --- the document, thresholds ----------------------------------------------------------------------------------------
+# --- the document, thresholds ---------------------------------------------------------------------
 
 
 def test_a_diagnosis_is_read_back_from_its_document() -> None:
@@ -204,7 +221,9 @@ def test_a_diagnosis_is_read_back_from_its_document() -> None:
 
 
 def test_a_summary_leaves_out_the_evidence_alone() -> None:
-    diagnosis = diagnose(fold([Lab(sample_ms=lambda t: 40).record([Ask(t, 100, 40) for t in poisson(1.5, 40)])]))
+    diagnosis = diagnose(
+        fold([Lab(sample_ms=lambda t: 40).record([Ask(t, 100, 40) for t in poisson(1.5, 40)])])
+    )
     summary, document = diagnosis.summary(), diagnosis.to_document()
     assert summary["verdict"] == document["verdict"]
     findings = summary["findings"]
@@ -222,6 +241,8 @@ def test_every_finding_has_thresholds_but_what_is_read_off(rule: str) -> None:
 def test_every_threshold_is_used_by_a_rule() -> None:
     used = {name for rule in NAMES for name in thresholds_of(rule)}
     package = Path(diagnosis_package.__path__[0])
-    files = [path for path in package.glob("*.py") if path.stem != "thresholds"] + [package / "rules" / "clients.py"]
+    files = [path for path in package.glob("*.py") if path.stem != "thresholds"] + [
+        package / "rules" / "clients.py"
+    ]
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     assert [name for name in TABLE if name not in used and f"limit.{name}" not in text] == []

@@ -1,4 +1,5 @@
-"""Stage 5 and where prompts part: identical prompts that miss, evicted prefixes, the first differing token."""
+"""Stage 5 and where prompts part: identical prompts that miss, evicted prefixes, the first
+differing token."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def clock(n: int) -> str:
 
 def test_identical_prompts_without_a_hit_are_a_cache_that_is_not_written() -> None:
     """The same 7,820-token prompt three times, cached 0, 0, 0."""
-    finding = only(Lab(cache="broken").play([Ask(5 * n, PROMPT, 20) for n in range(3)]), "prefix-no-hit")
+    finding = only(
+        Lab(cache="broken").play([Ask(5 * n, PROMPT, 20) for n in range(3)]), "prefix-no-hit"
+    )
     assert finding.stage is Stage.KV_ALLOC
     assert "identical prompts" in finding.statement and "0 of 15,616 tokens" in finding.statement
     assert finding.affected == ("engine-r2", "engine-r3")
@@ -38,9 +41,14 @@ def test_a_cache_that_is_switched_off_is_a_choice() -> None:
 
 
 def test_a_time_at_the_top_of_the_system_prompt_is_named_with_its_place_and_text() -> None:
-    """Prompts equal but for 5 characters near the start; cached stays constant while the prompt grows."""
+    """Prompts equal but for 5 characters near the start; cached stays constant while the prompt
+    grows."""
     asks = [
-        Ask(2 * n, chatml(("system", f"Now it is {clock(n)}. {SYSTEM}"), ("user", prose(100 + n, 30 + n))), 20)
+        Ask(
+            2 * n,
+            chatml(("system", f"Now it is {clock(n)}. {SYSTEM}"), ("user", prose(100 + n, 30 + n))),
+            20,
+        )
         for n in range(20)
     ]
     finding = only(Lab(prefill_ms=2).play(asks), "prefix-differs")
@@ -55,7 +63,13 @@ def test_a_time_at_the_top_of_the_system_prompt_is_named_with_its_place_and_text
 def test_a_session_id_in_the_users_message_is_named() -> None:
     ids = [str(uuid.UUID(int=(n * 2654435761) % 2**32 * 2**64 + n)) for n in range(1, 13)]
     asks = [
-        Ask(2 * n, chatml(("system", "Be brief."), ("user", f"session {ids[n]} {prose(7, 200)} {prose(n, 8)}")), 20)
+        Ask(
+            2 * n,
+            chatml(
+                ("system", "Be brief."), ("user", f"session {ids[n]} {prose(7, 200)} {prose(n, 8)}")
+            ),
+            20,
+        )
         for n in range(12)
     ]
     finding = only(Lab(prefill_ms=2).play(asks), "prefix-differs")
@@ -64,14 +78,21 @@ def test_a_session_id_in_the_users_message_is_named() -> None:
 
 def test_the_place_is_told_by_token_where_the_text_was_not_recorded() -> None:
     shared = list(range(500, 800))
-    asks = [Ask(2 * n, [1, 9690, 198, 40_000 + n, 41_000 + n, *shared, 30_000 + n], 20) for n in range(10)]
+    asks = [
+        Ask(2 * n, [1, 9690, 198, 40_000 + n, 41_000 + n, *shared, 30_000 + n], 20)
+        for n in range(10)
+    ]
     finding = only(Lab(prefill_ms=2).play(asks), "prefix-differs")
     assert "token 4 of 306" in finding.statement and "--with-text" in finding.check
 
 
 def test_text_that_steers_a_terminal_is_made_harmless() -> None:
     asks = [
-        Ask(2 * n, chatml(("system", f"\x1b[31m{n:03d}\u202e {SYSTEM}"), ("user", prose(100 + n, 30))), 20)
+        Ask(
+            2 * n,
+            chatml(("system", f"\x1b[31m{n:03d}\u202e {SYSTEM}"), ("user", prose(100 + n, 30))),
+            20,
+        )
         for n in range(12)
     ]
     finding = only(Lab(prefill_ms=2).play(asks), "prefix-differs")
@@ -79,13 +100,20 @@ def test_text_that_steers_a_terminal_is_made_harmless() -> None:
 
 
 def test_a_shared_system_prompt_with_other_questions_is_no_fault() -> None:
-    asks = [Ask(2 * n, chatml(("system", SYSTEM), ("user", prose(100 + n, 30 + n))), 20) for n in range(20)]
+    asks = [
+        Ask(2 * n, chatml(("system", SYSTEM), ("user", prose(100 + n, 30 + n))), 20)
+        for n in range(20)
+    ]
     silent(Lab(prefill_ms=2).play(asks))
 
 
 def test_two_variants_of_a_system_prompt_are_no_fault() -> None:
     asks = [
-        Ask(2 * n, chatml(("system", f"Variant {'AB'[n % 2]}. {SYSTEM}"), ("user", prose(100 + n, 30))), 20)
+        Ask(
+            2 * n,
+            chatml(("system", f"Variant {'AB'[n % 2]}. {SYSTEM}"), ("user", prose(100 + n, 30))),
+            20,
+        )
         for n in range(24)
     ]
     silent(Lab(prefill_ms=2).play(asks))
@@ -117,7 +145,11 @@ def test_prefixes_that_were_evicted_are_told_from_a_cache_that_is_not_written() 
 
 def test_without_prompts_constant_hits_are_said_to_need_a_recording_with_text() -> None:
     asks = [
-        Ask(2 * n, chatml(("system", prose(1, 20)), ("system", clock(n)), ("user", prose(9, 60 + 20 * n))), 20)
+        Ask(
+            2 * n,
+            chatml(("system", prose(1, 20)), ("system", clock(n)), ("user", prose(9, 60 + 20 * n))),
+            20,
+        )
         for n in range(16)
     ]
     diagnosis = diagnose(Lab(prefill_ms=0.01, with_text=False).play(asks))

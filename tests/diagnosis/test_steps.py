@@ -26,7 +26,8 @@ def test_logprobs_that_make_sampling_slow_are_found(itl: float) -> None:
 
 
 def test_waiting_for_the_device_is_not_sampling() -> None:
-    """Where the host only times launches, logits to token holds the whole pass: stage 9 cannot be told."""
+    """Where the host only times launches, logits to token holds the whole pass: stage 9 cannot be
+    told."""
     lab = Lab(timing=Timing.LAUNCH, sample_ms=lambda t: 15)
     diagnosis = silent(lab.play([Ask(t, 100, 40) for t in poisson(2, 20)]))
     assert [entry.question for entry in diagnosis.cannot_tell] == ["sampler"]
@@ -39,9 +40,14 @@ def test_the_only_request_that_slows_the_sampler_is_the_culprit() -> None:
 
     lab = Grammar(decode_ms=lambda batch, context: 25)
     lab.sample_ms = lab.slow_one
-    state = lab.play([Ask(0, 60, 900), Ask(2, 60, 900), Ask(4, 60, 900), Ask(10, 60, 80), Ask(20, 60, 50)])
+    state = lab.play(
+        [Ask(0, 60, 900), Ask(2, 60, 900), Ask(4, 60, 900), Ask(10, 60, 80), Ask(20, 60, 50)]
+    )
     finding = only(state, "sampler")
-    assert finding.culprit == "engine-r4" and "only while engine-r4 is in the batch" in finding.statement
+    assert (
+        finding.culprit == "engine-r4"
+        and "only while engine-r4 is in the batch" in finding.statement
+    )
 
 
 def test_holes_in_all_streams_without_a_step_are_a_host_stall() -> None:
@@ -74,8 +80,13 @@ def test_a_cliff_between_two_batch_sizes_is_found() -> None:
 
 def test_long_contexts_are_told_by_the_cache_reads_they_need() -> None:
     """ITL 79, 132, 208 ms at 20k, 50k, 100k tokens of context, batch 1."""
-    lab = Lab(decode_ms=lambda batch, context: 46 + 0.00161 * context, prefill_ms=0.1, blocks=20_000)
-    finding = only(lab.play([Ask(0, 20_000, 100), Ask(20, 50_000, 100), Ask(50, 100_000, 100)]), "context-reads")
+    lab = Lab(
+        decode_ms=lambda batch, context: 46 + 0.00161 * context, prefill_ms=0.1, blocks=20_000
+    )
+    finding = only(
+        lab.play([Ask(0, 20_000, 100), Ask(20, 50_000, 100), Ask(50, 100_000, 100)]),
+        "context-reads",
+    )
     assert finding.stage is Stage.DECODE and "GB/s of cache reads" in finding.statement
     assert "1.609 ms for each 1,000 tokens" in finding.statement
 
@@ -83,27 +94,43 @@ def test_long_contexts_are_told_by_the_cache_reads_they_need() -> None:
 def test_a_batch_that_doubled_with_a_little_more_itl_is_no_fault() -> None:
     """Slots 16 to 32 at the same rate: ITL 8.2 to 9.4 ms."""
     lab = Lab(decode_ms=lambda batch, context: 7 + 0.075 * batch)
-    few, many = [Ask(0.05 * n, 100, 500) for n in range(16)], [Ask(20 + 0.05 * n, 100, 500) for n in range(32)]
+    few, many = (
+        [Ask(0.05 * n, 100, 500) for n in range(16)],
+        [Ask(20 + 0.05 * n, 100, 500) for n in range(32)],
+    )
     silent(lab.play([*few, *many]))
 
 
 def test_a_step_that_grows_with_the_batch_is_past_the_ridge() -> None:
     lab = Lab(decode_ms=lambda batch, context: 2 + 2.0 * batch, max_batch=256)
-    asks = [*(Ask(0.5 * n, 60, 60) for n in range(40)), *(Ask(25 + 0.02 * n, 60, 100) for n in range(60))]
+    asks = [
+        *(Ask(0.5 * n, 60, 60) for n in range(40)),
+        *(Ask(25 + 0.02 * n, 60, 100) for n in range(60)),
+    ]
     finding = only(lab.play(asks), "batch-past-ridge")
     assert finding.stage is Stage.DECODE and "past the ridge" in finding.statement
 
 
 def test_a_step_that_grows_with_the_work_of_its_streams_is_not_past_the_ridge() -> None:
-    """Tokens are handed out in the engine's own process, 1 ms of Python each: the batch itself is not the cause."""
-    lab = Lab(decode_ms=lambda batch, context: 2 + 2.0 * batch, max_batch=256, work_ms=lambda t, index: 1.0)
-    asks = [*(Ask(0.5 * n, 60, 60) for n in range(40)), *(Ask(25 + 0.02 * n, 60, 100) for n in range(60))]
+    """Tokens are handed out in the engine's own process, 1 ms of Python each: the batch itself is
+    not the cause."""
+    lab = Lab(
+        decode_ms=lambda batch, context: 2 + 2.0 * batch,
+        max_batch=256,
+        work_ms=lambda t, index: 1.0,
+    )
+    asks = [
+        *(Ask(0.5 * n, 60, 60) for n in range(40)),
+        *(Ask(25 + 0.02 * n, 60, 100) for n in range(60)),
+    ]
     assert "batch-past-ridge" not in told(lab.play(asks))
 
 
 def test_longer_outputs_in_a_closed_loop_are_no_decode_fault() -> None:
     """Closed loop of 32, output 1 then 512."""
-    asks = [Ask(0.35 * n, 300, 1) for n in range(60)] + [Ask(25 + 0.35 * n, 300, 400) for n in range(60)]
+    asks = [Ask(0.35 * n, 300, 1) for n in range(60)] + [
+        Ask(25 + 0.35 * n, 300, 400) for n in range(60)
+    ]
     silent(Lab(max_batch=32).play(asks))
 
 
@@ -117,11 +144,16 @@ def test_itl_that_passes_on_the_host_with_an_idle_device_is_stage_10() -> None:
 
 def test_choosing_the_batch_slowly_is_stage_4() -> None:
     lab = Lab(decode_ms=lambda batch, context: 6, schedule_ms=lambda t: 9)
-    assert only(lab.play([Ask(t, 60, 150) for t in poisson(1, 30)]), "host-overhead").stage is Stage.ADMISSION
+    assert (
+        only(lab.play([Ask(t, 60, 150) for t in poisson(1, 30)]), "host-overhead").stage
+        is Stage.ADMISSION
+    )
 
 
 def test_an_engine_that_does_not_get_the_cpu_is_told_from_a_slow_stage() -> None:
-    lab = Lab(device="cpu", slow=lambda t: 2.5 if t >= 30 else 1.0, cpu=lambda t: 0.4 if t >= 30 else 1.0)
+    lab = Lab(
+        device="cpu", slow=lambda t: 2.5 if t >= 30 else 1.0, cpu=lambda t: 0.4 if t >= 30 else 1.0
+    )
     state = lab.play([Ask(t, 100, 60) for t in poisson(0.9, 60)])
     finding = found(state, "cpu-oversubscription")
     assert finding.stage is None and "41% of the CPU time" in finding.statement
@@ -158,7 +190,9 @@ def test_an_engine_that_died_is_told_first_with_its_own_reason() -> None:
     story = Story()
     story.tell(EngineStatus(story_ns(0), "ready"))
     for key in range(1, 7):
-        story.tell(Received(story_ns(key), key, f"r{key}"), Queued(story_ns(key), key, f"r{key}", 20))
+        story.tell(
+            Received(story_ns(key), key, f"r{key}"), Queued(story_ns(key), key, f"r{key}", 20)
+        )
     story.tell(EngineStatus(story_ns(2000), "dead", "OutOfMemoryError: tried to allocate 20 GiB"))
     story.tell(*(Heartbeat(story_ns(1000 * n)) for n in range(3, 9)))
     diagnosis = diagnose(story.state)
@@ -167,7 +201,8 @@ def test_an_engine_that_died_is_told_first_with_its_own_reason() -> None:
 
 
 def test_an_engine_whose_passes_run_in_a_worker_is_judged_by_the_workers_cpu_time() -> None:
-    """The core of vLLM only waits for its worker: its own CPU time says nothing about the machine."""
+    """The core of vLLM only waits for its worker: its own CPU time says nothing about the
+    machine."""
     lab = Lab(device="cpu", decode_ms=lambda batch, context: 60, cpu=lambda t: 0.05)
     record = lab.record([Ask(t, 100, 60) for t in steady(1, 40)])
     for share, rules in ((1.0, []), (0.4, ["cpu-oversubscription"])):

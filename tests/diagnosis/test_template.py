@@ -1,4 +1,5 @@
-"""Stage 2: faults of the rendered prompt that no metric shows, and the models that must not be accused of them."""
+"""Stage 2: faults of the rendered prompt that no metric shows, and the models that must not be
+accused of them."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def test_a_model_whose_first_marker_is_its_bos_is_not_accused() -> None:
 
 def test_a_missing_bos_is_told_for_a_template_that_needs_one() -> None:
     texts = [llama3(("user", q), bos=False) for q in questions()]
-    finding = only(Lab(model="Meta-Llama-3-8B-Instruct", specials=LLAMA).play(asked(texts)), "missing-bos")
+    finding = only(
+        Lab(model="Meta-Llama-3-8B-Instruct", specials=LLAMA).play(asked(texts)), "missing-bos"
+    )
     assert finding.stage is Stage.TEMPLATE and "<|begin_of_text|>" in finding.statement
 
 
@@ -59,7 +62,11 @@ def test_a_bos_that_only_the_ids_show_is_not_missing() -> None:
 
 
 def test_a_prompt_without_bos_is_right_for_chatml() -> None:
-    silent(Lab(model="Qwen2.5-7B-Instruct").play(asked([chatml(("system", "x"), ("user", q)) for q in questions()])))
+    silent(
+        Lab(model="Qwen2.5-7B-Instruct").play(
+            asked([chatml(("system", "x"), ("user", q)) for q in questions()])
+        )
+    )
 
 
 def test_a_missing_generation_prompt_is_told() -> None:
@@ -70,7 +77,9 @@ def test_a_missing_generation_prompt_is_told() -> None:
 
 
 def test_an_answer_that_is_to_be_continued_needs_no_generation_prompt() -> None:
-    texts = [chatml(("user", q), ask=False) + "<|im_start|>assistant\nOnce upon" for q in questions()]
+    texts = [
+        chatml(("user", q), ask=False) + "<|im_start|>assistant\nOnce upon" for q in questions()
+    ]
     silent(Lab().play(asked(texts)))
 
 
@@ -86,7 +95,11 @@ def test_the_template_of_another_model_falls_into_pieces() -> None:
 
 
 def test_a_fine_tune_with_the_markers_of_another_family_is_not_accused_by_its_name() -> None:
-    silent(Lab(model="dolphin-llama3-8b").play(asked([chatml(("system", "x"), ("user", q)) for q in questions()])))
+    silent(
+        Lab(model="dolphin-llama3-8b").play(
+            asked([chatml(("system", "x"), ("user", q)) for q in questions()])
+        )
+    )
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])

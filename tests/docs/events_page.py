@@ -1,4 +1,5 @@
-"""Makes docs/events.md, the reference of the events, from the classes and docstrings of `engine_hooks.protocol.events`:
+"""Makes docs/events.md, the reference of the events, from the classes and docstrings of
+`engine_hooks.protocol.events`:
 
     python -m tests.docs.events_page
 """
@@ -22,14 +23,18 @@ HEAD: Final = """\
 # The events
 
 Everything that the tracer shows follows from these, and an engine can be described with them alone
-([own-engine.md](own-engine.md)). They travel as msgpack arrays that begin with the tag, in frames on a socket
-(`engine_hooks/protocol/frames.py`) and in blocks of a file ([file-format.md](file-format.md)). This page is made from
-`engine_hooks/protocol/events.py` by `python -m tests.docs.events_page`; the tests hold it to that.
+([own-engine.md](own-engine.md)). They travel as msgpack arrays that begin with the tag, in frames
+on a socket (`engine_hooks/protocol/frames.py`) and in blocks of a file
+([file-format.md](file-format.md)). This page is made from `engine_hooks/protocol/events.py` by
+`python -m tests.docs.events_page`; the tests hold it to that.
 """
 
 GROUPS: Final = (
-    (1, "About the engine"), (10, "About one request"), (30, "About a step"), (40, "Said by the reader of a stream"),
-)  # fmt: skip
+    (1, "About the engine"),
+    (10, "About one request"),
+    (30, "About a step"),
+    (40, "Said by the reader of a stream"),
+)
 """First tag → heading."""
 
 
@@ -71,25 +76,49 @@ def page() -> str:
     lines = [HEAD, prose(events.__doc__).partition("\n")[2].strip(), ""]
     lines += [f"The schema's version is {events.SCHEMA_VERSION}. {prose_of_version()}", ""]
     lines += ["| tag | event | says |", "|---|---|---|"]
-    lines += [f"| {tag_of(event)} | [{event.__name__}](#{event.__name__.lower()}) | {summary(event)} |"
-              for event in all_events()]  # fmt: skip
-    lines += ["", "*Reserved room*: when the buffer is full, other events go first. *With text*: recorded only "
-              "`--with-text`."]  # fmt: skip
+    lines += [
+        f"| {tag_of(event)} | [{event.__name__}](#{event.__name__.lower()}) | {summary(event)} |"
+        for event in all_events()
+    ]
+    lines += [
+        "",
+        "*Reserved room*: when the buffer is full, other events go first. *With text*: recorded "
+        "only "
+        "`--with-text`.",
+    ]
     for group, (first, heading) in enumerate(GROUPS):
         last = GROUPS[group + 1][0] if group + 1 < len(GROUPS) else 1_000
         lines += ["", f"## {heading}"]
         for event in all_events():
             if first <= tag_of(event) < last:
                 lines += ["", *section(event)]
-    lines += ["", "## Who speaks", "", "### Header", "", prose(events.Header.__doc__), "", *fields(events.Header, 0)]
-    lines += ["", "### ClockAnchor", "", prose(clock.ClockAnchor.__doc__), "", *fields(clock.ClockAnchor, 0)]
+    lines += [
+        "",
+        "## Who speaks",
+        "",
+        "### Header",
+        "",
+        prose(events.Header.__doc__),
+        "",
+        *fields(events.Header, 0),
+    ]
+    lines += [
+        "",
+        "### ClockAnchor",
+        "",
+        prose(clock.ClockAnchor.__doc__),
+        "",
+        *fields(clock.ClockAnchor, 0),
+    ]
     lines += ["", "## How a step was timed", "", "`timing` of a [Step](#step):", "", *timings()]
     return "\n".join(lines) + "\n"
 
 
 def prose_of_version() -> str:
     """What raises the version, as the source says it."""
-    found = re.search(r'SCHEMA_VERSION: Final = \d+\n"""(.+?)"""', inspect.getsource(events), re.DOTALL)
+    found = re.search(
+        r'SCHEMA_VERSION: Final = \d+\n"""(.+?)"""', inspect.getsource(events), re.DOTALL
+    )
     assert found is not None
     return " ".join(found[1].split())
 
@@ -115,7 +144,9 @@ def section(event: type[events.Event]) -> Iterator[str]:
 
 def timings() -> Iterator[str]:
     """The values of `Timing`, each with the sentence beneath it in the source."""
-    found = re.findall(r'    (\w+): Final = (\d+)\n    """(.+?)"""', inspect.getsource(events.Timing), re.DOTALL)
+    found = re.findall(
+        r'    (\w+): Final = (\d+)\n    """(.+?)"""', inspect.getsource(events.Timing), re.DOTALL
+    )
     assert len(found) == sum(name.isupper() for name in vars(events.Timing))
     yield "| value | name | meaning |"
     yield "|---|---|---|"

@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-PAGES: Final = tuple(sorted([
-    *(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "recordings/README.md")),
-]))  # fmt: skip
+PAGES: Final = tuple(
+    sorted(
+        [
+            *(ROOT / "docs").rglob("*.md"),
+            *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "recordings/README.md")),
+        ]
+    )
+)
 
 CARRIERS: Final = ("docker", "kubectl", "ssh")
 """Programs that run another one elsewhere: what they run is a command of the page too."""
@@ -25,8 +30,8 @@ _VARIABLE: Final = re.compile(r"[A-Z][A-Z0-9_]*=")
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A command of a shell block. `words` as a shell splits them, the variables before them in `variables`, and nothing
-    of what stands behind a pipe or a redirection."""
+    """A command of a shell block. `words` as a shell splits them, the variables before them in
+    `variables`, and nothing of what stands behind a pipe or a redirection."""
 
     page: str
     line: str
@@ -43,14 +48,25 @@ class Shown:
 
 
 def blocks(page: Path, *languages: str) -> list[str]:
-    """The fenced blocks of a page in one of these languages; a block without one has the language ``""``."""
-    return [body for language, body in _FENCE.findall(page.read_text(encoding="utf-8")) if language in languages]
+    """The fenced blocks of a page in one of these languages; a block without one has the language
+    ``""``."""
+    return [
+        body
+        for language, body in _FENCE.findall(page.read_text(encoding="utf-8"))
+        if language in languages
+    ]
 
 
 def shown(page: Path) -> list[Shown]:
-    """All commands of a page: every line of its shell blocks, and lines of unnamed blocks that run `tracer`."""
+    """All commands of a page: every line of its shell blocks, and lines of unnamed blocks that run
+    `tracer`."""
     lines = [line for body in blocks(page, "sh") for line in body.replace("\\\n", " ").splitlines()]
-    lines += [line for body in blocks(page, "") for line in body.splitlines() if line.startswith("tracer ")]
+    lines += [
+        line
+        for body in blocks(page, "")
+        for line in body.splitlines()
+        if line.startswith("tracer ")
+    ]
     return commands_in(str(page.relative_to(ROOT)), lines)
 
 
@@ -60,7 +76,8 @@ def examples(name: str, epilog: str) -> list[Shown]:
 
 
 def commands_in(page: str, lines: Iterable[str]) -> list[Shown]:
-    """The commands of some lines; what ``&&`` joins is several, and so is what another program carries elsewhere."""
+    """The commands of some lines; what ``&&`` joins is several, and so is what another program
+    carries elsewhere."""
     found = []
     for line in lines:
         plain = _COMMENT.sub("", line.strip())

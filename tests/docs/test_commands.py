@@ -1,5 +1,6 @@
-"""Every command that a page or a `--help` shows is one that the command line takes; what reads a trace or looks at an
-engine is run here, on real recordings and a traced process, and what needs more is run by the test named for it."""
+"""Every command that a page or a `--help` shows is one that the command line takes; what reads a
+trace or looks at an engine is run here, on real recordings and a traced process, and what needs
+more is run by the test named for it."""
 
 from __future__ import annotations
 
@@ -24,51 +25,89 @@ from tracer.cli.main import main
 from tracer.replay.cursor import load
 
 HELP: Final = tuple(
-    command for name, parser in commands_of(whole_parser()).items() for command in examples(name, parser.epilog or "")
+    command
+    for name, parser in commands_of(whole_parser()).items()
+    for command in examples(name, parser.epilog or "")
     if command.words[0] == "tracer"
-)  # fmt: skip
+)
 
 ELSEWHERE: Final = {
     ("demo",): "tests/demo/test_demo.py::test_on_a_terminal_it_shows_requests_and_obeys_keys",
-    ("demo", "--fault"): "tests/diagnosis/test_faults.py::test_two_faults_of_a_demo_are_found_in_a_real_engine",
-    ("demo", "--json"): "tests/demo/test_demo.py::test_the_tracer_agrees_with_the_clients_stopwatch",
-    ("demo", "--seed"): "tests/demo/test_demo.py::test_the_tracer_agrees_with_the_clients_stopwatch",
+    (
+        "demo",
+        "--fault",
+    ): "tests/diagnosis/test_faults.py::test_two_faults_of_a_demo_are_found_in_a_real_engine",
+    (
+        "demo",
+        "--json",
+    ): "tests/demo/test_demo.py::test_the_tracer_agrees_with_the_clients_stopwatch",
+    (
+        "demo",
+        "--seed",
+    ): "tests/demo/test_demo.py::test_the_tracer_agrees_with_the_clients_stopwatch",
     ("run",): "tests/cli/test_run.py::test_a_traced_command_is_summarised",
     ("run", "vllm"): "tests/vllm/test_serve.py::test_three_processes_tell_one_story",
     ("run", "transformers"): "tests/test_readme.py::test_the_other_commands_run",
     ("run", "--record"): "tests/cli/test_studies.py::test_what_was_recorded_is_shown",
     ("run", "--flight-recorder"): "tests/cli/test_recording.py::"
-        "test_what_the_flight_recorder_kept_is_written_on_a_signal",
+    "test_what_the_flight_recorder_kept_is_written_on_a_signal",
     ("run", "--metrics"): "tests/cli/test_telemetry.py::test_a_run_serves_sends_and_watches",
     ("attach",): "tests/cli/test_screen.py::test_attach_joins_the_only_engine_and_leaves_it_alone",
     ("attach", "--metrics"): "tests/cli/test_screen.py::"
-        "test_beside_a_screen_metrics_are_served_and_an_alert_is_seen_and_logged",
-    ("attach", "ssh://"): "tests/remote/test_remote.py::test_a_connection_that_breaks_is_made_again_and_says_so",
+    "test_beside_a_screen_metrics_are_served_and_an_alert_is_seen_and_logged",
+    (
+        "attach",
+        "ssh://",
+    ): "tests/remote/test_remote.py::test_a_connection_that_breaks_is_made_again_and_says_so",
     ("show", "ssh://"): "tests/remote/test_remote.py::test_what_runs_on_another_host_is_shown",
     ("record", "ssh://"): "tests/remote/test_remote.py::test_it_is_recorded_over_a_slow_line",
-    ("record", "--flight-recorder"): "tests/cli/test_recording.py::test_a_rule_writes_what_was_before_it_fired",
+    (
+        "record",
+        "--flight-recorder",
+    ): "tests/cli/test_recording.py::test_a_rule_writes_what_was_before_it_fired",
     ("metrics", "--metrics"): "tests/cli/test_telemetry.py::"
-        "test_an_engine_that_runs_already_is_watched_without_a_screen",
-    ("metrics", "--otlp-metrics"): "tests/cli/test_telemetry.py::test_a_run_serves_sends_and_watches",
+    "test_an_engine_that_runs_already_is_watched_without_a_screen",
+    (
+        "metrics",
+        "--otlp-metrics",
+    ): "tests/cli/test_telemetry.py::test_a_run_serves_sends_and_watches",
     ("web",): "tests/cli/test_web.py::test_a_page_shows_the_screens_and_takes_keys",
-}  # fmt: skip
+}
 """Words that are in a command → the test that runs such a one. Of several the last."""
 
 ON_A_TERMINAL: Final = {
     ("replay",): "tests/cli/test_studies.py::test_a_recording_is_replayed_in_the_same_screens",
-    ("compare", "--screen"): "tests/compare/test_command.py::test_on_a_terminal_the_screen_opens_on_the_comparison",
-    ("budget", "--screen"): "tests/cli/test_budget_screen.py::test_sliders_and_journey_need_no_engine",
-    ("budget", "--journey"): "tests/cli/test_budget_screen.py::test_sliders_and_journey_need_no_engine",
+    (
+        "compare",
+        "--screen",
+    ): "tests/compare/test_command.py::test_on_a_terminal_the_screen_opens_on_the_comparison",
+    (
+        "budget",
+        "--screen",
+    ): "tests/cli/test_budget_screen.py::test_sliders_and_journey_need_no_engine",
+    (
+        "budget",
+        "--journey",
+    ): "tests/cli/test_budget_screen.py::test_sliders_and_journey_need_no_engine",
 }
 """Commands that here, where there is no terminal, only say so."""
 
 OTHERS: Final = {
-    "ssh": "another host", "docker": "a daemon", "kubectl": "a cluster", "kill": "a process", "source": "a shell",
+    "ssh": "another host",
+    "docker": "a daemon",
+    "kubectl": "a cluster",
+    "kill": "a process",
+    "source": "a shell",
     "chmod": "rights to /srv",
-    "python3": ".ci/run", ".venv/bin/python": ".ci/run", ".venv/bin/pip": ".ci/run", ".venv/bin/ruff": ".ci/run",
-    ".venv/bin/mypy": ".ci/run", ".venv/bin/lint-imports": ".ci/run", "mkdir": "rights to /srv",
+    "python3": ".ci/run",
+    ".venv/bin/python": ".ci/run",
+    ".venv/bin/pip": ".ci/run",
+    ".venv/bin/ruff": ".ci/run",
+    ".venv/bin/mypy": ".ci/run",
+    ".venv/bin/lint-imports": ".ci/run",
+    "mkdir": "rights to /srv",
     "pip": "a registry",
-}  # fmt: skip
+}
 """Programs that are not ours, and what it takes to run them."""
 
 STANDS_FOR: Final = {
@@ -87,7 +126,9 @@ def table_entry(command: Shown, table: dict[tuple[str, ...], str]) -> str | None
     ours = words[: words.index("--") + 2] if words[:1] == ("run",) and "--" in words else words
     found = None
     for key, place in table.items():
-        if ours[:1] == key[:1] and all(any(word.startswith(part) for word in ours) for part in key[1:]):
+        if ours[:1] == key[:1] and all(
+            any(word.startswith(part) for word in ours) for part in key[1:]
+        ):
             found = place
     return found
 
@@ -118,12 +159,17 @@ def test_what_is_run_elsewhere_is_really_run_there(place: str) -> None:
     path, _, name = place.partition("::")
     text = (ROOT / path).read_text(encoding="utf-8")
     assert f"def {name}(" in text
-    keys = [key for table in (ELSEWHERE, ON_A_TERMINAL) for key, value in table.items() if value == place]
+    keys = [
+        key
+        for table in (ELSEWHERE, ON_A_TERMINAL)
+        for key, value in table.items()
+        if value == place
+    ]
     for option in {word for key in keys for word in key if word.startswith("--")}:
         assert f'"{option}"' in text, f"no {option} in {path}"
 
 
-# --- run here --------------------------------------------------------------------------------------------------------
+# --- run here -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +177,11 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path
     """A traced process called vllm: its pid, and the folder of its socket."""
     sockets = tmp_path_factory.mktemp("s")
     sockets.chmod(0o700)
-    process = subprocess.Popen([sys.executable, str(TRACED_CHILD), "vllm", "for", "600"], stdout=subprocess.PIPE,
-                               env={**os.environ, SOCKETS: str(sockets)})  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, str(TRACED_CHILD), "vllm", "for", "600"],
+        stdout=subprocess.PIPE,
+        env={**os.environ, SOCKETS: str(sockets)},
+    )
     assert process.stdout is not None
     assert process.stdout.readline()
     yield process.pid, sockets
@@ -154,7 +203,11 @@ def here(tmp_path: Path, engine: tuple[int, Path], monkeypatch: pytest.MonkeyPat
 def put(name: str) -> None:
     """Make the file that a command reads."""
     if name.endswith(".trace"):
-        stem = Path(name).stem if name.startswith("recordings/") else STANDS_FOR.get(name, "transformers-mixed")
+        stem = (
+            Path(name).stem
+            if name.startswith("recordings/")
+            else STANDS_FOR.get(name, "transformers-mixed")
+        )
         Path(name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / "recordings" / f"{stem}.trace", name)
     elif name.endswith(".chrome.json"):
@@ -164,7 +217,9 @@ def put(name: str) -> None:
         shutil.copy(ROOT / "tests" / "spans" / "vllm.json", name)
     elif name == "stopwatch.jsonl":
         request = load(ROOT / "recordings" / "transformers-mixed.trace").requests.order[-1]
-        Path(name).write_text(json.dumps({"client_id": request.client_id, "ttft_ms": 900, "e2e_ms": 9000}) + "\n")
+        Path(name).write_text(
+            json.dumps({"client_id": request.client_id, "ttft_ms": 900, "e2e_ms": 9000}) + "\n"
+        )
     elif name == "./my-model":
         Path(name).mkdir()
         config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576,
@@ -194,8 +249,12 @@ def collector() -> Iterator[str]:
 
 
 def arguments_here(command: Shown, pid: int, collector: str) -> list[str]:
-    """The arguments with this process for any pid, no longer than needed, and the files that they name made."""
-    words = [str(pid) if word in LIVE else word.removeprefix("/run/tracer/") for word in command.arguments or ()]
+    """The arguments with this process for any pid, no longer than needed, and the files that they
+    name made."""
+    words = [
+        str(pid) if word in LIVE else word.removeprefix("/run/tracer/")
+        for word in command.arguments or ()
+    ]
     for at, word in enumerate(words):
         before = words[at - 1] if at else ""
         if before == "--seconds":
@@ -207,7 +266,9 @@ def arguments_here(command: Shown, pid: int, collector: str) -> list[str]:
             words[at] = "waits-2" if live else load(words[1]).request_ids()[-1]
         elif before not in ("-o", "--output") and not Path(word).exists():
             put(word)
-    return [*words, "--seconds", "0.3"] if words[0] == "record" and "--seconds" not in words else words
+    return (
+        [*words, "--seconds", "0.3"] if words[0] == "record" and "--seconds" not in words else words
+    )
 
 
 RUN_HERE: Final = [
@@ -218,7 +279,11 @@ RUN_HERE: Final = [
 
 @pytest.mark.parametrize("command", RUN_HERE, ids=str)
 def test_it_does_what_it_should(
-    command: Shown, here: Path, engine: tuple[int, Path], collector: str, capsys: pytest.CaptureFixture[str]
+    command: Shown,
+    here: Path,
+    engine: tuple[int, Path],
+    collector: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     code = main(arguments_here(command, engine[0], collector))
     told = capsys.readouterr()

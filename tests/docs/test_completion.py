@@ -34,8 +34,14 @@ def completed(*words: str, folder: Path) -> set[str]:
     """What bash offers for the last of these words."""
     script = folder / "completion.bash"
     script.write_text(made("bash"), encoding="utf-8")
-    done = subprocess.run(["bash", "--norc", "-c", ASK, "bash", str(script), *words], cwd=folder, capture_output=True,
-                          text=True, timeout=60, check=True)  # fmt: skip
+    done = subprocess.run(
+        ["bash", "--norc", "-c", ASK, "bash", str(script), *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert not done.stderr
     return set(done.stdout.split())
 

@@ -1,4 +1,5 @@
-"""What `--help` says of each command: a line of summary, each option in words with its default, and examples."""
+"""What `--help` says of each command: a line of summary, each option in words with its default, and
+examples."""
 
 from __future__ import annotations
 
@@ -24,9 +25,15 @@ def test_every_option_is_explained(name: str) -> None:
     for action in COMMANDS[name]._actions:
         where = f"{name} {action.option_strings or action.dest}"
         assert action.help and not action.help.endswith("."), where
-        if action.nargs != 0 and action.default not in (None, [], False, argparse.SUPPRESS) and action.choices is None:
+        if (
+            action.nargs != 0
+            and action.default not in (None, [], False, argparse.SUPPRESS)
+            and action.choices is None
+        ):
             told = action.help % {**vars(action), "prog": name}
-            assert "default" in told or str(action.default) in told or not action.default, f"{where}: no default"
+            assert "default" in told or str(action.default) in told or not action.default, (
+                f"{where}: no default"
+            )
 
 
 @pytest.mark.parametrize("name", COMMANDS)

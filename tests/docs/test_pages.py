@@ -24,14 +24,21 @@ INDEX = ROOT / "docs" / "README.md"
 @cache
 def anchors(page: Path) -> frozenset[str]:
     """What a link can point to within a page, by the rule of the usual renderers."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    plain = (re.sub(r"[^\w\- ]", "", title.replace("`", "").lower()).replace(" ", "-") for title in titles)
+    plain = (
+        re.sub(r"[^\w\- ]", "", title.replace("`", "").lower()).replace(" ", "-")
+        for title in titles
+    )
     return frozenset(plain)
 
 
 def links(page: Path) -> list[str]:
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
     return [link for link in LINK.findall(text) if not re.match(r"[a-z]+:", link)]
 
 
@@ -52,7 +59,9 @@ def test_the_index_names_every_page() -> None:
 
 
 def test_the_page_of_events_is_what_the_schema_says() -> None:
-    assert events_page.PAGE.read_text(encoding="utf-8") == events_page.page(), "run: python -m tests.docs.events_page"
+    assert events_page.PAGE.read_text(encoding="utf-8") == events_page.page(), (
+        "run: python -m tests.docs.events_page"
+    )
 
 
 def test_the_page_of_events_has_every_event_and_every_field() -> None:

@@ -1,4 +1,5 @@
-"""Every test that docs/terminal.md names is there, and every case names one or the bench that measures it."""
+"""Every test that docs/terminal.md names is there, and every case names one or the bench that
+measures it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ CASES = [
 def names_in(path: Path) -> set[str]:
     """Functions that a module defines at its top."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return {
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
 
 
 def test_each_case_names_tests_that_exist() -> None:

@@ -1,4 +1,5 @@
-"""Every test and program that docs/trust.md names is there, and every case names one or says how it was tried."""
+"""Every test and program that docs/trust.md names is there, and every case names one or says how it
+was tried."""
 
 from __future__ import annotations
 
@@ -9,7 +10,9 @@ from tests.docs.test_terminal_page import ROOT, names_in
 CASES = [
     line.strip("| ").split(" | ")
     for line in (ROOT / "docs" / "trust.md").read_text(encoding="utf-8").splitlines()
-    if line.startswith("| ") and not line.startswith(("| case", "| rounds with")) and line.count(" | ") == 3
+    if line.startswith("| ")
+    and not line.startswith(("| case", "| rounds with"))
+    and line.count(" | ") == 3
 ]
 
 

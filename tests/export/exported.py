@@ -24,7 +24,8 @@ def recorded() -> TraceState:
 
 @cache
 def made() -> TraceState:
-    """Two processes, preemptions, cancellations; cut before its end, so that some requests still run."""
+    """Two processes, preemptions, cancellations; cut before its end, so that some requests still
+    run."""
     trace = simulate(11, requests=25, blocks=60, split=True)
     state = TraceState(keep_finished=MOST, keep_steps=MOST)
     for header in trace.headers:
@@ -45,5 +46,6 @@ def snapshot_of(state: TraceState) -> Snapshot:
 def stage_ms(snapshot: Snapshot) -> dict[str, float]:
     """Sum of each stage over all requests, by its id."""
     return {
-        stage.id: math.fsum(view.stages[stage - 1].ms or 0.0 for view in snapshot.requests) for stage in Stage
+        stage.id: math.fsum(view.stages[stage - 1].ms or 0.0 for view in snapshot.requests)
+        for stage in Stage
     }

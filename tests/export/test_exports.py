@@ -38,7 +38,9 @@ def refused(capsys: Capture, *words: str | Path) -> str:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_every_format_is_written_beside_the_name_of_the_trace(kind: str, tmp_path: Path, capsys: Capture) -> None:
+def test_every_format_is_written_beside_the_name_of_the_trace(
+    kind: str, tmp_path: Path, capsys: Capture
+) -> None:
     assert run("export", RECORDING, "--to", kind) == 0
     (made_file,) = tmp_path.iterdir()
     assert made_file.name == "transformers-mixed" + FORMATS[kind]
@@ -49,7 +51,9 @@ def test_every_format_is_written_beside_the_name_of_the_trace(kind: str, tmp_pat
     names = [made_file] if made_file.is_file() else sorted(made_file.iterdir())
     assert all(path.stat().st_size > 1000 and path.stat().st_mode & 0o077 == 0 for path in names)
     if kind in ("csv", "parquet"):
-        assert [path.name for path in names] == [f"{table}.{kind}" for table in ("requests", "steps", "tokens")]
+        assert [path.name for path in names] == [
+            f"{table}.{kind}" for table in ("requests", "steps", "tokens")
+        ]
 
 
 def test_nothing_is_replaced_unless_asked_for(tmp_path: Path, capsys: Capture) -> None:
@@ -67,9 +71,13 @@ def test_nothing_is_replaced_unless_asked_for(tmp_path: Path, capsys: Capture) -
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path, capsys: Capture) -> None:
-    assert "no such file" in refused(capsys, "export", RECORDING, "--to", "svg", "-o", tmp_path / "none" / "x.svg")
+    assert "no such file" in refused(
+        capsys, "export", RECORDING, "--to", "svg", "-o", tmp_path / "none" / "x.svg"
+    )
     (tmp_path / "folder").mkdir()
-    assert "it is a folder" in refused(capsys, "export", RECORDING, "--to", "svg", "-o", tmp_path / "folder")
+    assert "it is a folder" in refused(
+        capsys, "export", RECORDING, "--to", "svg", "-o", tmp_path / "folder"
+    )
     (tmp_path / "file").touch()
     assert "file" in refused(capsys, "export", RECORDING, "--to", "csv", "-o", tmp_path / "file")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
@@ -91,7 +99,9 @@ def test_a_disk_that_gets_full_leaves_what_was_there(
     there = tmp_path / "x"
     if kind != "csv" and kind != "parquet":
         there.write_text("mine")
-    assert "file too large" in refused(capsys, "export", RECORDING, "--to", kind, "-o", there, "--force")
+    assert "file too large" in refused(
+        capsys, "export", RECORDING, "--to", kind, "-o", there, "--force"
+    )
     assert [path.name for path in tmp_path.iterdir()] == (["x"] if there.exists() else [])
     assert not there.exists() or there.read_text() == "mine"
 
@@ -107,12 +117,18 @@ def test_files_of_one_export_come_together_or_not_at_all(tmp_path: Path) -> None
         with output.file(tmp_path / "a") as file:
             file.write(b"ours")
         (tmp_path / "a").write_text("came meanwhile")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "came meanwhile")]
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [
+        ("a", "came meanwhile")
+    ]
 
 
 @pytest.mark.parametrize(
     ("kind", "module"),
-    [("perfetto", "perfetto.protos.perfetto.trace"), ("parquet", "pyarrow"), ("otlp", "google.protobuf.json_format")],
+    [
+        ("perfetto", "perfetto.protos.perfetto.trace"),
+        ("parquet", "pyarrow"),
+        ("otlp", "google.protobuf.json_format"),
+    ],
 )
 def test_a_missing_package_is_named_with_the_way_to_get_it(
     kind: str, module: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -135,7 +151,9 @@ def test_one_request_is_exported_alone(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_wrong_usage_is_told_in_one_line(tmp_path: Path, capsys: Capture) -> None:
-    assert "use it with --to otlp" in refused(capsys, "export", RECORDING, "--to", "svg", "--endpoint", "http://x")
+    assert "use it with --to otlp" in refused(
+        capsys, "export", RECORDING, "--to", "svg", "--endpoint", "http://x"
+    )
     told = refused(capsys, "export", RECORDING, "--to", "otlp", "--endpoint", "http://x", "-o", "y")
     assert "cannot be asked for together" in told
     (tmp_path / "bad.trace").write_bytes(b"\x1b[31mno trace")
@@ -173,7 +191,11 @@ def test_a_live_state_is_exported_as_far_as_it_goes_back(tmp_path: Path) -> None
     for kind in FORMATS:
         totals = export_state(state, kind, tmp_path / kind, name="live").totals()
         assert totals.steps == kept < sum(engine.steps for engine in snapshot_of(state).engines)
-        assert totals.tokens == totals.output_tokens == sum(v.output_tokens for v in snapshot_of(state).requests)
+        assert (
+            totals.tokens
+            == totals.output_tokens
+            == sum(v.output_tokens for v in snapshot_of(state).requests)
+        )
 
 
 def test_totals_are_the_states() -> None:

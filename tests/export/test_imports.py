@@ -1,4 +1,5 @@
-"""`tracer import`: other tools' spans, and Chrome traces made here, become traces that every command takes."""
+"""`tracer import`: other tools' spans, and Chrome traces made here, become traces that every
+command takes."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ def test_a_chrome_trace_comes_back_as_it_was(name: str) -> None:
     assert after.totals() == before.totals()
     for one, other in zip(before.requests, after.requests, strict=True):
         assert comparable(other.view) == comparable(one.view)
-        assert [token.t for token in after.tokens(other)] == [token.t for token in before.tokens(one)]
+        assert [token.t for token in after.tokens(other)] == [
+            token.t for token in before.tokens(one)
+        ]
     for one, other in zip(before.steps, after.steps, strict=True):
         assert replace(other.view, source="") == replace(one.view, source="")
     timers = before.snapshot.timers, after.snapshot.timers
@@ -95,7 +98,9 @@ def test_what_is_imported_is_shown_replayed_and_diagnosed(tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize(("name", "requests"), [("sglang.jsonl", 2), ("vllm.json", 3)])
-def test_engines_own_spans_become_a_trace(name: str, requests: int, tmp_path: Path, capsys: Capture) -> None:
+def test_engines_own_spans_become_a_trace(
+    name: str, requests: int, tmp_path: Path, capsys: Capture
+) -> None:
     assert run("import", SPANS / name, "-o", "own.trace") == 0
     whole = Whole(read_whole("own.trace"), "t")
     assert whole.totals().requests == whole.totals().finished == requests
@@ -113,11 +118,13 @@ def test_what_cannot_be_read_is_refused_in_one_line(tmp_path: Path, capsys: Capt
         assert not (tmp_path / "out.trace").exists()
         return line
 
-    assert "no OTLP JSON" in told(b"")or True
+    assert "no OTLP JSON" in told(b"") or True
     assert "it is a trace already" in told(RECORDING.read_bytes())
     assert "not written by tracer export" in told(b'{"traceEvents": []}')
     assert "no Chrome trace of ours" in told(b"[" * 100_000, "--from", "chrome")
-    assert "newer tracer" in told(b'{"traceEvents": [], "otherData": {"tracer": {"version": 9, "began": 0}}}')
+    assert "newer tracer" in told(
+        b'{"traceEvents": [], "otherData": {"tracer": {"version": 9, "began": 0}}}'
+    )
     assert "no request spans of SGLang or vLLM" in told(b"")
     assert "no request spans" in told(chrome(hostile("a", "b")), "--from", "otlp")
     assert "cannot read none" in refused(capsys, "import", "none", "-o", "x")
@@ -133,7 +140,15 @@ def test_hostile_names_come_back_clean(name: str, other: str) -> None:
 
 
 NUMBERS = st.integers() | st.sampled_from([-1, 0, 1, 2**31, 2**32, 2**61, 2**63, 2**64])
-VALUES = st.none() | st.booleans() | NUMBERS | st.floats() | st.text(max_size=4) | st.just([]) | st.just({})
+VALUES = (
+    st.none()
+    | st.booleans()
+    | NUMBERS
+    | st.floats()
+    | st.text(max_size=4)
+    | st.just([])
+    | st.just({})
+)
 
 
 def places(node: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

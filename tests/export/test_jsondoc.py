@@ -90,7 +90,11 @@ def test_the_page_lists_exactly_the_keys_of_the_document(snapshot: Snapshot) -> 
     check_section(made, "document", "")
     assert made["requests"] and made["processes"] and made["coverage"]["embed"]
     assert {row["phase"] for row in made["requests"]} > {"done"}
-    assert list(made["coverage"]) == list(made["requests"][0]["stages"]) == [stage.id for stage in Stage]
+    assert (
+        list(made["coverage"])
+        == list(made["requests"][0]["stages"])
+        == [stage.id for stage in Stage]
+    )
 
 
 def test_the_document_of_an_empty_state_holds_to_the_page_too() -> None:
@@ -107,13 +111,20 @@ def test_requests_are_told_as_they_are_seen(snapshot: Snapshot) -> None:
         for stage, told in zip(view.stages, row["stages"].values(), strict=True):
             assert (told is None) == (stage.ms is None)
             if told is not None and stage.begin is not None:
-                assert told["ms"] == stage.ms and told["start_ms"] == (stage.begin - view.received) / 1e6
+                assert (
+                    told["ms"] == stage.ms
+                    and told["start_ms"] == (stage.begin - view.received) / 1e6
+                )
                 assert told["share"] is not None and 0 <= told["share"] <= 1.0001
 
 
 def test_who_waits_and_what_is_held_is_told_as_the_panels_show_it() -> None:
     engine = msgspec.structs.replace(ENGINE, num_blocks=90)
-    tight = Timeline(100, rate=9.0, mean_output=140, engine=engine).state(START + 6 * NS_PER_S).snapshot()
+    tight = (
+        Timeline(100, rate=9.0, mean_output=140, engine=engine)
+        .state(START + 6 * NS_PER_S)
+        .snapshot()
+    )
     made = document(tight)
     check_section(made, "document", "")
     assert len(made["queue"]) == len(tight.waits) > 5
@@ -130,8 +141,11 @@ def test_who_waits_and_what_is_held_is_told_as_the_panels_show_it() -> None:
         row["blocks"] or 0 for row in made["requests"] if row["phase"] in ("prefill", "decode")
     )  # fmt: skip
     hit = [row for row in made["requests"] if row["hit_blocks"]]
-    assert hit and all(row["hit_blocks"] == row["cached_tokens"] // 16 <= row["prompt_blocks"] for row in hit
-                       if not row["preemptions"])  # fmt: skip
+    assert hit and all(
+        row["hit_blocks"] == row["cached_tokens"] // 16 <= row["prompt_blocks"]
+        for row in hit
+        if not row["preemptions"]
+    )
 
 
 def test_extra_keys_never_replace_the_documents_own(snapshot: Snapshot) -> None:

@@ -31,7 +31,11 @@ from tracer.state.trace_state import TraceState
 
 def value_of(value: Any) -> Any:
     kind = value.WhichOneof("value")
-    return [value_of(item) for item in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+    return (
+        [value_of(item) for item in value.array_value.values]
+        if kind == "array_value"
+        else getattr(value, kind)
+    )
 
 
 def attributes(node: Any) -> dict[str, Any]:
@@ -59,7 +63,9 @@ def test_its_totals_are_the_states(name: str) -> None:
     assert sum(root.get("gen_ai.usage.input_tokens", 0) for root in roots) == sum(
         view.prompt_tokens or 0 for view in seen.requests
     )
-    assert sum(root["gen_ai.usage.output_tokens"] for root in roots) == sum(v.output_tokens for v in seen.requests)
+    assert sum(root["gen_ai.usage.output_tokens"] for root in roots) == sum(
+        v.output_tokens for v in seen.requests
+    )
     assert sum(root["tracer.request.phase"] in ("done", "lost") for root in roots) == seen.finished
     steps = {
         told["service.instance.id"]: told["tracer.engine.steps"]
@@ -79,7 +85,12 @@ def test_spans_hang_together_and_keep_their_ids() -> None:
     by_id = {(span.trace_id, span.span_id): span for span in spans}
     assert len(by_id) == len(spans)
     for span in spans:
-        assert len(span.trace_id) == 16 and len(span.span_id) == 8 and any(span.trace_id) and any(span.span_id)
+        assert (
+            len(span.trace_id) == 16
+            and len(span.span_id) == 8
+            and any(span.trace_id)
+            and any(span.span_id)
+        )
         assert span.start_time_unix_nano <= span.end_time_unix_nano
         if span.parent_span_id:
             assert (span.trace_id, span.parent_span_id) in by_id
@@ -127,7 +138,7 @@ def test_no_document_is_large() -> None:
     assert sum(counts) > 400 and max(counts) < otlp.SPANS + 100
 
 
-# --- a collector -----------------------------------------------------------------------------------------------------
+# --- a collector ----------------------------------------------------------------------------------
 
 
 class Collector:
@@ -200,7 +211,11 @@ def test_what_is_not_final_is_tried_again(collector: Start) -> None:
     assert {path for path, _ in there.seen} == {"/own/path"}
     slept.clear()
     with pytest.raises(ExportError, match="does not take the spans: 503"):
-        send(otlp_documents(Whole(made(), "t")), collector(*[503] * TRIES, **{"Retry-After": "7"}).url, slept.append)
+        send(
+            otlp_documents(Whole(made(), "t")),
+            collector(*[503] * TRIES, **{"Retry-After": "7"}).url,
+            slept.append,
+        )
     assert slept == [7.0] * (TRIES - 1)
 
 

@@ -29,7 +29,9 @@ def parse(state: TraceState, name: str = "t", **options: Any) -> Any:
 
 
 def data_of(tree: Any) -> Any:
-    (block,) = [node for node in tree.iter(f"{XHTML}script") if node.get("type") == "application/json"]
+    (block,) = [
+        node for node in tree.iter(f"{XHTML}script") if node.get("type") == "application/json"
+    ]
     return json.loads(block.text)
 
 
@@ -39,8 +41,12 @@ def test_its_totals_are_the_states(name: str) -> None:
     seen, tree = snapshot_of(state), parse(state)
     requests = data_of(tree)["requests"]
     assert len(requests) == len(seen.requests)
-    assert sum(row["output"] for row in requests) == sum(view.output_tokens for view in seen.requests)
-    assert sum(row["prompt"] or 0 for row in requests) == sum(view.prompt_tokens or 0 for view in seen.requests)
+    assert sum(row["output"] for row in requests) == sum(
+        view.output_tokens for view in seen.requests
+    )
+    assert sum(row["prompt"] or 0 for row in requests) == sum(
+        view.prompt_tokens or 0 for view in seen.requests
+    )
     in_data = {stage.split()[0]: 0.0 for stage in stage_ms(seen)}
     for row in requests:
         for number, _, ms, *_ in row["stages"]:
@@ -53,23 +59,37 @@ def test_its_totals_are_the_states(name: str) -> None:
     assert in_table == pytest.approx(stage_ms(seen))
     (line,) = [node for node in tree.iter(f"{XHTML}p") if node.get("class") == "totals"]
     steps = sum(engine.steps for engine in seen.engines)
-    assert line.text.startswith(f"{len(requests)} requests, {seen.finished} finished") and f"{steps} steps" in line.text
+    assert (
+        line.text.startswith(f"{len(requests)} requests, {seen.finished} finished")
+        and f"{steps} steps" in line.text
+    )
 
 
 def test_nothing_is_fetched_and_only_its_own_script_runs() -> None:
     text = page_text(Whole(recorded(), "t"))
     tree = html5lib.HTMLParser(strict=True).parse(text)
     for node in tree.iter():
-        assert not {"src", "href", "srcset", "style", "onclick", "onload", "action"} & set(node.keys()), node.tag
-    assert "url(" not in text and "@import" not in text and "http:" not in text and "https:" not in text
-    (policy,) = [node.get("content") for node in tree.iter(f"{XHTML}meta") if node.get("http-equiv")]
+        assert not {"src", "href", "srcset", "style", "onclick", "onload", "action"} & set(
+            node.keys()
+        ), node.tag
+    assert (
+        "url(" not in text
+        and "@import" not in text
+        and "http:" not in text
+        and "https:" not in text
+    )
+    (policy,) = [
+        node.get("content") for node in tree.iter(f"{XHTML}meta") if node.get("http-equiv")
+    ]
     assert "default-src 'none'" in policy
     (style,) = [node.text for node in tree.iter(f"{XHTML}style")]
     (script,) = [node.text for node in tree.iter(f"{XHTML}script") if not node.get("type")]
     for kind, content in (("style", style), ("script", script)):
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert f"{kind}-src 'sha256-{digest}'" in policy
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|setAttribute\('style", script)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(|setAttribute\('style", script
+    )
 
 
 @settings(max_examples=examples(25), deadline=None)
@@ -91,6 +111,9 @@ def test_markup_in_names_opens_nothing() -> None:
 
 
 def test_text_is_there_when_asked_for() -> None:
-    assert "prompt_text" not in page_text(Whole(made(), "t")).partition('id="data"')[2].partition("</script>")[0]
+    assert (
+        "prompt_text"
+        not in page_text(Whole(made(), "t")).partition('id="data"')[2].partition("</script>")[0]
+    )
     rows = data_of(parse(made(), with_text=True))["requests"]
     assert any(row.get("prompt_text") == "x" * 20 for row in rows)

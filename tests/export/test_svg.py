@@ -32,9 +32,12 @@ def test_it_shows_every_request_and_the_states_totals(name: str) -> None:
     (totals,) = [text for text in texts(tree) if " prompt tokens" in text]
     numbers = [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", totals)]
     assert numbers == [
-        len(seen.requests), seen.finished, sum(view.prompt_tokens or 0 for view in seen.requests),
-        sum(view.output_tokens for view in seen.requests), sum(engine.steps for engine in seen.engines),
-    ]  # fmt: skip
+        len(seen.requests),
+        seen.finished,
+        sum(view.prompt_tokens or 0 for view in seen.requests),
+        sum(view.output_tokens for view in seen.requests),
+        sum(engine.steps for engine in seen.engines),
+    ]
     ids = {node.text for node in tree.iter(f"{SVG}text") if node.get("class") == "id"}
     assert len(ids) == len(seen.requests)
     if name == "recorded":
@@ -58,7 +61,11 @@ def test_bars_are_as_long_as_their_stages() -> None:
 def test_of_many_requests_the_longest_are_drawn_and_that_is_said() -> None:
     state = TraceState()
     for key in range(1, MOST_ROWS + 51):
-        for event in (Received(key, key, f"r{key}"), Queued(key + 1, key, f"r{key}"), Closed(key * 1000, key, 200)):
+        for event in (
+            Received(key, key, f"r{key}"),
+            Queued(key + 1, key, f"r{key}"),
+            Closed(key * 1000, key, 200),
+        ):
             state.apply("s", event)
     tree = ElementTree.fromstring(svg_text(Whole(state, "t")).encode())
     assert sum(node.get("class") == "id" for node in tree.iter(f"{SVG}text")) == MOST_ROWS
@@ -71,6 +78,7 @@ def test_of_many_requests_the_longest_are_drawn_and_that_is_said() -> None:
 def test_hostile_text_stays_text(name: str, other: str) -> None:
     tree = ElementTree.fromstring(svg_text(Whole(hostile(name, other), name)).encode())
     assert {node.tag for node in tree.iter()} <= {
-        SVG + tag for tag in ("svg", "style", "defs", "pattern", "rect", "text", "g", "title", "line")
+        SVG + tag
+        for tag in ("svg", "style", "defs", "pattern", "rect", "text", "g", "title", "line")
     }
     assert all(clean(text, keep_newlines=True) == text for text in texts(tree))

@@ -56,7 +56,9 @@ def test_its_totals_are_the_states(kind: str, name: str) -> None:
     requests = read(state, "requests")
     assert len(requests) == len(seen.requests) > 20
     assert sum(row["phase"] in ("done", "lost") for row in requests) == seen.finished
-    assert total(requests, "prompt_tokens") == sum(view.prompt_tokens or 0 for view in seen.requests)
+    assert total(requests, "prompt_tokens") == sum(
+        view.prompt_tokens or 0 for view in seen.requests
+    )
     assert total(requests, "output_tokens") == sum(view.output_tokens for view in seen.requests)
     for stage, ms in stage_ms(seen).items():
         assert total(requests, f"stage_{stage}_ms") == pytest.approx(ms)
@@ -65,14 +67,20 @@ def test_its_totals_are_the_states(kind: str, name: str) -> None:
     tokens = read(state, "tokens")
     assert len(tokens) == totals.tokens == total(steps, "output_tokens") > 0
     assert total(tokens, "itl_ms") == pytest.approx(
-        sum(sum(detail.itl_ms) for view in seen.requests if (detail := state.detail(view.id)) is not None)
+        sum(
+            sum(detail.itl_ms)
+            for view in seen.requests
+            if (detail := state.detail(view.id)) is not None
+        )
     )
 
 
 def test_parquet_has_types_and_nulls() -> None:
     rows = from_parquet(recorded(), "requests")
     waiting = [row for row in rows if row["phase"] == "waiting"]
-    assert waiting and all(row["ttft_ms"] is None and row["stage_prefill_ms"] is None for row in waiting)
+    assert waiting and all(
+        row["ttft_ms"] is None and row["stage_prefill_ms"] is None for row in waiting
+    )
     assert isinstance(rows[0]["prompt_tokens"], int) and isinstance(rows[0]["received_ms"], float)
     assert rows[0]["streaming"] is True
 
@@ -91,12 +99,16 @@ def test_one_request_comes_with_its_steps_and_tokens(kind: str) -> None:
     (row,) = read(recorded(), "requests", request=view.id)
     tokens = read(recorded(), "tokens", request=view.id)
     assert row["id"] == view.id and {token["request"] for token in tokens} == {view.id}
-    steps = {(step["source"], str(step["n"])) for step in read(recorded(), "steps", request=view.id)}
+    steps = {
+        (step["source"], str(step["n"])) for step in read(recorded(), "steps", request=view.id)
+    }
     assert steps >= {(token["source"], str(token["step"])) for token in tokens}
     assert len(tokens) == view.output_tokens
 
 
-FORMULA = st.one_of(HOSTILE, st.sampled_from(["=cmd|' /C calc'!A0", "+1", "-1+1", "@SUM(A1)", " =1", '"=1', "\t=1"]))
+FORMULA = st.one_of(
+    HOSTILE, st.sampled_from(["=cmd|' /C calc'!A0", "+1", "-1+1", "@SUM(A1)", " =1", '"=1', "\t=1"])
+)
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -119,5 +131,7 @@ def test_the_page_lists_the_columns() -> None:
         kinds = {"text": "string"}
         told = [(column.name, kinds.get(column.kind, column.kind))
                 for column in columns(table, Whole(made(), "t", with_text=True))]  # fmt: skip
-        per_stage = {f"stage_{stage.id}_{what}" for stage in Stage for what in ("ms", "wait_ms", "status")}
+        per_stage = {
+            f"stage_{stage.id}_{what}" for stage in Stage for what in ("ms", "wait_ms", "status")
+        }
         assert [item for item in told if item[0] not in per_stage] == listed

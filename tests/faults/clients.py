@@ -1,4 +1,5 @@
-"""The demo's clients with visits of a few seconds, so that a round of faults has an end that can be waited for."""
+"""The demo's clients with visits of a few seconds, so that a round of faults has an end that can be
+waited for."""
 
 from __future__ import annotations
 
@@ -16,12 +17,17 @@ OTHERWISE: Final = 16
 
 
 class ShortScript(Script):
-    """The everyday mix, one turn each, in bursts alone: every order for n visits gives exactly n requests."""
+    """The everyday mix, one turn each, in bursts alone: every order for n visits gives exactly n
+    requests."""
 
     def burst(self) -> Plan:
         plan = self.next()
-        return replace(plan, turns=plan.turns[:1], think_s=(),
-                       max_tokens=min(plan.max_tokens, LONGEST.get(plan.kind, OTHERWISE)))  # fmt: skip
+        return replace(
+            plan,
+            turns=plan.turns[:1],
+            think_s=(),
+            max_tokens=min(plan.max_tokens, LONGEST.get(plan.kind, OTHERWISE)),
+        )
 
 
 def main(arguments: Sequence[str]) -> int:

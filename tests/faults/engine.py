@@ -1,4 +1,5 @@
-"""A real engine under ``tracer run``, with the demo's clients, whose processes can be named, hurt and counted."""
+"""A real engine under ``tracer run``, with the demo's clients, whose processes can be named, hurt
+and counted."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class TroubleError(AssertionError):
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = END_S) -> Any:
-    """Wait until `condition()` is true and return it. Raises TroubleError with `what` when it never is."""
+    """Wait until `condition()` is true and return it. Raises TroubleError with `what` when it never
+    is."""
     deadline = time.monotonic() + seconds
     while not (result := condition()):
         if time.monotonic() > deadline:
@@ -51,7 +53,11 @@ def until(condition: Callable[[], Any], what: str, seconds: float = END_S) -> An
 
 def below(pid: int) -> list[int]:
     """Every process below `pid` that runs."""
-    parents = {int(path.name): parent(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit()}
+    parents = {
+        int(path.name): parent(int(path.name))
+        for path in Path("/proc").iterdir()
+        if path.name.isdigit()
+    }
     found: list[int] = []
     front = [pid]
     while front:
@@ -62,7 +68,8 @@ def below(pid: int) -> list[int]:
 
 @dataclass
 class Clients:
-    """The demo's clients in a process of their own; `watches` are the records of requests that have ended."""
+    """The demo's clients in a process of their own; `watches` are the records of requests that have
+    ended."""
 
     url: str
     model: str
@@ -71,9 +78,16 @@ class Clients:
     watches: dict[str, Stopwatch] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        command = own_python("tests.faults.clients", "main", self.url, self.model, str(self.seed), "0", "0")
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+        command = own_python(
+            "tests.faults.clients", "main", self.url, self.model, str(self.seed), "0", "0"
+        )
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self._order(Order(begin=True))
@@ -115,7 +129,8 @@ class Clients:
 
 
 class TracedEngine:
-    """One engine under ``tracer run --headless``, from its start to its end. `kind` is transformers, vllm or paper."""
+    """One engine under ``tracer run --headless``, from its start to its end. `kind` is
+    transformers, vllm or paper."""
 
     def __init__(self, kind: str, model: str, seed: int = 0, python: str = "") -> None:
         self.kind = kind
@@ -138,32 +153,57 @@ class TracedEngine:
             self.end()
             raise
 
-    # --- processes ---------------------------------------------------------------------------------------------------
+    # --- processes --------------------------------------------------------------------------------
 
     def environment(self, **more: str) -> dict[str, str]:
         """That of every process of ours that belongs to this engine: its sockets, logs and mark."""
-        kept = {name: value for name, value in os.environ.items()
-                if not name.startswith(("TRACER", "COV_", "PYTEST")) and name not in ("COLUMNS", "LINES")}  # fmt: skip
-        return {**kept, "PYTHONPATH": str(REPOSITORY), "TRACER_SOCKET_DIR": str(self.sockets), "TERM": "xterm-256color",
-                "TRACER_LOG_DIR": str(self.home / "logs"), MARK: self.mark, **more}  # fmt: skip
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("TRACER", "COV_", "PYTEST"))
+            and name not in ("COLUMNS", "LINES")
+        }
+        return {
+            **kept,
+            "PYTHONPATH": str(REPOSITORY),
+            "TRACER_SOCKET_DIR": str(self.sockets),
+            "TERM": "xterm-256color",
+            "TRACER_LOG_DIR": str(self.home / "logs"),
+            MARK: self.mark,
+            **more,
+        }
 
     def tracer(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
         """A tracer command of this checkout."""
-        return subprocess.Popen([sys.executable, "-m", "tracer", *arguments], stdin=subprocess.DEVNULL,
-                                start_new_session=True, **{"env": self.environment(), **options})  # fmt: skip
+        return subprocess.Popen(
+            [sys.executable, "-m", "tracer", *arguments],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            **{"env": self.environment(), **options},
+        )
 
     def _launch(self, python: str) -> subprocess.Popen[bytes]:
         command, added = self._command(python)
         with (self.home / "launcher.err").open("wb") as out:
-            return self.tracer("run", "--headless", "--log", str(self.home / "engine.log"), "--", *command,
-                               env={**self.environment(), **added}, stdout=out, stderr=out)  # fmt: skip
+            return self.tracer(
+                "run",
+                "--headless",
+                "--log",
+                str(self.home / "engine.log"),
+                "--",
+                *command,
+                env={**self.environment(), **added},
+                stdout=out,
+                stderr=out,
+            )
 
     def _command(self, python: str) -> tuple[list[str], dict[str, str]]:
         if self.kind == "paper":
             return [sys.executable, "-m", "tests.faults.paper_engine", str(self.port)], {}
         if self.kind == "transformers":
             launch = launch_transformers(self.model, self.port)
-            # Room for everybody: after a preemption whose requests all hang up this engine admits nobody any more.
+            # Room for everybody: after a preemption whose requests all hang up this engine admits
+            # nobody any more.
             command = ["512" if word == "160" else word for word in launch.command]
             return command, launch.environment
         from tests.vllm.server import engine_environment
@@ -172,11 +212,31 @@ class TracedEngine:
         env["PYTHONPATH"] += os.pathsep + str(REPOSITORY)
         added = {name: value for name, value in env.items() if os.environ.get(name) != value}
         return [
-            python, "-m", "vllm.entrypoints.cli.main", "serve", self.model, "--host", "127.0.0.1", "--port",
-            str(self.port), "--dtype", "bfloat16", "--enforce-eager", "--block-size", "32",
-            "--num-gpu-blocks-override", "257", "--max-num-batched-tokens", "256", "--max-model-len", "2560",
-            "--max-num-seqs", "16", "--uvicorn-log-level", "warning",
-        ], added  # fmt: skip
+            python,
+            "-m",
+            "vllm.entrypoints.cli.main",
+            "serve",
+            self.model,
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--dtype",
+            "bfloat16",
+            "--enforce-eager",
+            "--block-size",
+            "32",
+            "--num-gpu-blocks-override",
+            "257",
+            "--max-num-batched-tokens",
+            "256",
+            "--max-model-len",
+            "2560",
+            "--max-num-seqs",
+            "16",
+            "--uvicorn-log-level",
+            "warning",
+        ], added
 
     def _serves(self) -> bool:
         if self.launcher.poll() is not None:
@@ -213,12 +273,16 @@ class TracedEngine:
         """Pids of the launcher and all below it when the engine came up."""
         return list(self.roles.values())
 
-    # --- what it does ------------------------------------------------------------------------------------------------
+    # --- what it does -----------------------------------------------------------------------------
 
     def probe(self, client_id: str, tokens: int = 6) -> str:
         """The answer to one request. Raises TroubleError when there is none."""
-        body = {"model": self.model, "temperature": 0, "max_tokens": tokens,
-                "messages": [{"role": "user", "content": "What is the capital of France?"}]}  # fmt: skip
+        body = {
+            "model": self.model,
+            "temperature": 0,
+            "max_tokens": tokens,
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+        }
         request = urllib.request.Request(
             f"{self.url}/v1/chat/completions", json.dumps(body).encode(),
             {"Content-Type": "application/json", "X-Request-Id": client_id},
@@ -235,14 +299,18 @@ class TracedEngine:
 
     def complaints(self) -> str:
         """What the launcher and the engine wrote."""
-        texts = [path.read_text(errors="replace") for path in (self.home / "launcher.err", self.home / "engine.log")
-                 if path.exists()]  # fmt: skip
+        texts = [
+            path.read_text(errors="replace")
+            for path in (self.home / "launcher.err", self.home / "engine.log")
+            if path.exists()
+        ]
         return "\n".join(texts)
 
-    # --- its end -----------------------------------------------------------------------------------------------------
+    # --- its end ----------------------------------------------------------------------------------
 
     def end(self) -> list[int]:
-        """End all that is left, gently first. Pids that had to be killed though their launcher was gone: orphans."""
+        """End all that is left, gently first. Pids that had to be killed though their launcher was
+        gone: orphans."""
         clients = getattr(self, "clients", None)
         if clients is not None:
             clients.close()
@@ -255,7 +323,9 @@ class TracedEngine:
         with contextlib.suppress(TroubleError):
             until(lambda: not marked(self.mark) and not any(map(runs, self.roles.values())), "", 20)
         # vLLM's processes write their titles over their environment, and the mark with it.
-        for pid in {*marked(self.mark), *(pid for pid in self.roles.values() if runs(pid))} - {self.launcher.pid}:
+        for pid in {*marked(self.mark), *(pid for pid in self.roles.values() if runs(pid))} - {
+            self.launcher.pid
+        }:
             orphans.append(pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

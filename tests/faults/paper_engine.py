@@ -1,7 +1,9 @@
-"""An engine without a model: answers chat requests over HTTP and tells of them through the real publisher.
+"""An engine without a model: answers chat requests over HTTP and tells of them through the real
+publisher.
 
-``python -m tests.faults.paper_engine PORT``. Words come at a fixed pace, in the steps of a batch, so that whatever is
-done to it and to its viewers can be tried in seconds. What it tells is what it sends: a client can count.
+``python -m tests.faults.paper_engine PORT``. Words come at a fixed pace, in the steps of a batch,
+so that whatever is done to it and to its viewers can be tried in seconds. What it tells is what it
+sends: a client can count.
 """
 
 from __future__ import annotations
@@ -77,8 +79,10 @@ class PaperEngine:
                 self._step()
             if loop.time() >= roster:
                 roster = loop.time() + 1.0
-                rows = [pack_u32((job.key, job.prompt + job.made, job.made, job.blocks, job.prompt, 1))
-                        for job in self._running]  # fmt: skip
+                rows = [
+                    pack_u32((job.key, job.prompt + job.made, job.made, job.blocks, job.prompt, 1))
+                    for job in self._running
+                ]
                 buffer.emit(Roster(now(), max(self._n, 0), b"".join(rows)))
 
     def _step(self) -> None:
@@ -96,13 +100,24 @@ class PaperEngine:
             job.words.put_nowait(f"word{job.made} ")
         tokens = len(self._running) - len(joined) + sum(job.prompt for job in joined)
         held = sum(job.blocks for job in self._running)
-        buffer.emit(Step(
-            begin, self._n, end=now() - begin, batch=len(self._running), tokens=tokens,
-            joined=pack_u32([job.key for job in joined]), left=pack_u32([job.key for job in left]),
-            odd=b"".join(pack_u32((job.key, job.prompt, 1)) for job in joined),
-            blocks=b"".join(pack_u32((job.key, job.blocks)) for job in self._running),
-            used=held, cached=0, free=BLOCKS - held, waiting=len(self.waiting), running=len(self._running),
-        ))  # fmt: skip
+        buffer.emit(
+            Step(
+                begin,
+                self._n,
+                end=now() - begin,
+                batch=len(self._running),
+                tokens=tokens,
+                joined=pack_u32([job.key for job in joined]),
+                left=pack_u32([job.key for job in left]),
+                odd=b"".join(pack_u32((job.key, job.prompt, 1)) for job in joined),
+                blocks=b"".join(pack_u32((job.key, job.blocks)) for job in self._running),
+                used=held,
+                cached=0,
+                free=BLOCKS - held,
+                waiting=len(self.waiting),
+                running=len(self._running),
+            )
+        )
         for job in [job for job in self._running if job.made >= job.limit]:
             self._finish(job, "length")
 
@@ -127,7 +142,7 @@ class Server:
             while line := await reader.readline():
                 path = line.split()[1].decode()
                 headers: dict[str, str] = {}
-                while (header := (await reader.readline()).decode("latin-1").strip()):
+                while header := (await reader.readline()).decode("latin-1").strip():
                     name, _, value = header.partition(":")
                     headers[name.lower()] = value.strip()
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
@@ -137,7 +152,9 @@ class Server:
                     await _reply(writer, {"object": "list", "data": []})
         writer.close()
 
-    async def _chat(self, asked: dict[str, Any], client_id: str, writer: asyncio.StreamWriter) -> None:
+    async def _chat(
+        self, asked: dict[str, Any], client_id: str, writer: asyncio.StreamWriter
+    ) -> None:
         key = next(self._keys)
         rid = f"paper-{key}"
         limit, streaming = int(asked.get("max_tokens") or 16), bool(asked.get("stream"))
@@ -156,7 +173,9 @@ class Server:
             say(Closed(now(), key, 200, size, disconnected=job.made < limit))
 
     async def _stream(self, job: Job, rid: str, writer: asyncio.StreamWriter) -> int:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+        )
         size = 0
         while (word := await job.words.get()) is not None:
             size += _event(writer, _chunk(rid, {"content": word}, None))
@@ -174,9 +193,22 @@ class Server:
         text = ""
         while (word := await job.words.get()) is not None:
             text += word
-        choice = {"index": 0, "finish_reason": "length", "message": {"role": "assistant", "content": text}}
-        return await _reply(writer, {"id": rid, "object": "chat.completion", "created": 0, "model": "paper",
-                                     "choices": [choice], "usage": _usage(job)})  # fmt: skip
+        choice = {
+            "index": 0,
+            "finish_reason": "length",
+            "message": {"role": "assistant", "content": text},
+        }
+        return await _reply(
+            writer,
+            {
+                "id": rid,
+                "object": "chat.completion",
+                "created": 0,
+                "model": "paper",
+                "choices": [choice],
+                "usage": _usage(job),
+            },
+        )
 
 
 def _chunk(rid: str, delta: dict[str, str], reason: str | None) -> dict[str, Any]:
@@ -185,7 +217,11 @@ def _chunk(rid: str, delta: dict[str, str], reason: str | None) -> dict[str, Any
 
 
 def _usage(job: Job) -> dict[str, int]:
-    return {"prompt_tokens": job.prompt, "completion_tokens": job.made, "total_tokens": job.prompt + job.made}
+    return {
+        "prompt_tokens": job.prompt,
+        "completion_tokens": job.made,
+        "total_tokens": job.prompt + job.made,
+    }
 
 
 def _event(writer: asyncio.StreamWriter, content: dict[str, Any]) -> int:
@@ -196,7 +232,11 @@ def _event(writer: asyncio.StreamWriter, content: dict[str, Any]) -> int:
 
 async def _reply(writer: asyncio.StreamWriter, content: dict[str, Any]) -> int:
     data = json.dumps(content).encode()
-    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
+    writer.write(
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        % len(data)
+        + data
+    )
     await writer.drain()
     return len(data)
 

@@ -20,7 +20,8 @@ from tracer.demo.clients import Stopwatch
 from tracer.state.view import Phase
 
 SERVED_S: Final = 240.0
-"""Patience with the clients' requests: the engine may have been stopped, and the machine is shared."""
+"""Patience with the clients' requests: the engine may have been stopped, and the machine is
+shared."""
 PATIENT_S: Final = 20.0
 """How long the clients of an engine that is being ended wait for it before they hang up."""
 CAUGHT_UP_S: Final = 40.0
@@ -109,13 +110,21 @@ class Rounds:
         self._act(this)
         self._guarded(lambda: self.desk.settle(engine_gone=self.dead is not None))
         self._guarded(self._clients_end)
-        self._watches = {name: watch for name, watch in self.engine.clients.watches.items() if name not in before}
+        self._watches = {
+            name: watch for name, watch in self.engine.clients.watches.items() if name not in before
+        }
         if self.dead is None:
             self._guarded(self._engine_is_well)
         else:
             self._guarded(self._engine_is_gone)
-        for check in (self._watcher_is_right, self._recorder_is_right, self._screen_is_right, self._ended_are_right,
-                      self._nothing_is_left, self._nobody_complains):  # fmt: skip
+        for check in (
+            self._watcher_is_right,
+            self._recorder_is_right,
+            self._screen_is_right,
+            self._ended_are_right,
+            self._nothing_is_left,
+            self._nobody_complains,
+        ):
             self._guarded(check)
         return self.problems
 
@@ -140,7 +149,7 @@ class Rounds:
         if not holds:
             self.problems.append(otherwise)
 
-    # --- what is done ------------------------------------------------------------------------------------------------
+    # --- what is done -----------------------------------------------------------------------------
 
     def _act(self, this: Round) -> None:
         begin = time.monotonic()
@@ -181,15 +190,19 @@ class Rounds:
         for pid in self._pids(act.victim):
             _send(pid, signal.SIGCONT)
 
-    # --- the engine --------------------------------------------------------------------------------------------------
+    # --- the engine -------------------------------------------------------------------------------
 
     def _clients_end(self) -> None:
         clients = self.engine.clients
         try:
-            until(lambda: not clients.under_way or clients.process.poll() is not None,
-                  "the requests of all clients to end", SERVED_S if self.dead is None else PATIENT_S)  # fmt: skip
+            until(
+                lambda: not clients.under_way or clients.process.poll() is not None,
+                "the requests of all clients to end",
+                SERVED_S if self.dead is None else PATIENT_S,
+            )
         except TroubleError:
-            # vLLM's API server ends its core on SIGTERM, and then waits for its streams: until those clients hang up.
+            # vLLM's API server ends its core on SIGTERM, and then waits for its streams: until
+            # those clients hang up.
             if self.dead is None:
                 raise
             clients.close()
@@ -198,7 +211,9 @@ class Rounds:
         for name, watch in self._watches.items():
             self._expect(not watch.error, f"request {name} failed: {watch.error}")
         answer = self.engine.probe(f"probe-{self._number}")
-        self._expect(answer == self.engine.alone, f"it answers {answer!r}, before {self.engine.alone!r}")
+        self._expect(
+            answer == self.engine.alone, f"it answers {answer!r}, before {self.engine.alone!r}"
+        )
         gone = [role for role, pid in self.engine.roles.items() if not runs(pid)]
         self._expect(not gone, f"{', '.join(gone)} ended though nobody ended it")
 
@@ -206,15 +221,20 @@ class Rounds:
         until(lambda: not [role for role, pid in self.engine.roles.items() if runs(pid)],
               "all of the engine to end", 60)  # fmt: skip
 
-    # --- viewers -----------------------------------------------------------------------------------------------------
+    # --- viewers ----------------------------------------------------------------------------------
 
     def _due(self, since: float, before: float) -> list[Stopwatch]:
-        """Requests of this round that began after `since` and ended before `before` (monotonic s)."""
-        return [watch for watch in self._watches.values()
-                if watch.sent > since * 1e9 and watch.done is not None and watch.done < before * 1e9]  # fmt: skip
+        """Requests of this round that began after `since` and ended before `before` (monotonic
+        s)."""
+        return [
+            watch
+            for watch in self._watches.values()
+            if watch.sent > since * 1e9 and watch.done is not None and watch.done < before * 1e9
+        ]
 
     def _all_told(self, viewer: Viewer, until_s: float | None = None) -> list[Stopwatch]:
-        """What a viewer that lives must know of the clients' requests; of one that ended then, up to a while before."""
+        """What a viewer that lives must know of the clients' requests; of one that ended then, up
+        to a while before."""
         last = time.monotonic() if until_s is None else until_s
         if self.dead is not None:
             last = min(last, self.dead - DRAINED_S)
@@ -236,13 +256,18 @@ class Rounds:
             watcher.baseline = self._quiet_accounts(watcher, told)
 
     def _quiet_accounts(self, watcher: Watcher, told: dict[str, Any]) -> dict[str, Any]:
-        """The accounts at a heartbeat that came when nothing happened any more. One that comes amid events may be put
-        before an event that it has counted, or behind one that it has not: a step is stamped with its begin."""
+        """The accounts at a heartbeat that came when nothing happened any more. One that comes amid
+        events may be put before an event that it has counted, or behind one that it has not: a step
+        is stamped with its begin."""
 
         def fresh() -> dict[str, Any] | None:
             accounts: dict[str, Any] = watcher.ask()["accounts"]
             old = told["accounts"]
-            stale = [source for source in accounts if source in old and accounts[source]["beat"] == old[source]["beat"]]
+            stale = [
+                source
+                for source in accounts
+                if source in old and accounts[source]["beat"] == old[source]["beat"]
+            ]
             return None if stale else accounts
 
         accounts: dict[str, Any] = until(fresh, "a heartbeat of every process")
@@ -265,11 +290,16 @@ class Rounds:
             wrong += [f"{name} is shown as lost" for name in ghosts]
             wrong += self._unaccounted(watcher, told)
         else:
-            wrong += [f"process {pid} is shown as alive" for pid, one in told["processes"].items() if one["alive"]]
+            wrong += [
+                f"process {pid} is shown as alive"
+                for pid, one in told["processes"].items()
+                if one["alive"]
+            ]
         return wrong
 
     def _unaccounted(self, watcher: Watcher, told: dict[str, Any]) -> list[str]:
-        """Between two quiet heartbeats as many events were emitted as came or are counted as missing."""
+        """Between two quiet heartbeats as many events were emitted as came or are counted as
+        missing."""
         wrong = []
         for source, one in told["accounts"].items():
             before = watcher.baseline.get(source)
@@ -277,7 +307,9 @@ class Rounds:
                 continue
             emitted, seen = (one["beat"][index] - before["beat"][index] for index in (0, 1))
             if emitted != seen:
-                wrong.append(f"{source} emitted {emitted} events, {seen} came or are counted as missing")
+                wrong.append(
+                    f"{source} emitted {emitted} events, {seen} came or are counted as missing"
+                )
             self.missing = one["missing"] - before["missing"]
         return wrong
 
@@ -300,10 +332,14 @@ class Rounds:
             for watch in self._all_told(recording, ended):
                 view = known.get(watch.client_id)
                 if view is None or str(view.phase) not in OVER:
-                    wrong.append(f"{watch.client_id} is over and recorded as {view and str(view.phase)}")
+                    wrong.append(
+                        f"{watch.client_id} is over and recorded as {view and str(view.phase)}"
+                    )
                 elif (not watch.error and not watch.hung_up and not snapshot.losses.events
                       and not _agree(watch, view.output_tokens)):  # fmt: skip
-                    wrong.append(f"{watch.client_id} had {_count(watch)}, recorded are {view.output_tokens}")
+                    wrong.append(
+                        f"{watch.client_id} had {_count(watch)}, recorded are {view.output_tokens}"
+                    )
             if self.dead is not None and ended is None and snapshot.live:
                 wrong.append(f"{snapshot.live} requests go on for ever")
             if not wrong or time.monotonic() > deadline:
@@ -321,18 +357,27 @@ class Rounds:
         with contextlib.suppress(TroubleError):
             until(lambda: re.search(r"\b0 open\b", screen.text), "", CAUGHT_UP_S)
         text = screen.text
-        self._expect(bool(re.search(r"\b0 open\b", text)), f"the screen shows what is over as open:\n{text}")
+        self._expect(
+            bool(re.search(r"\b0 open\b", text)), f"the screen shows what is over as open:\n{text}"
+        )
         self._expect(screen.terminal.process.poll() is None, f"the screen ended:\n{screen.text}")
 
     def _ended_are_right(self) -> None:
         for kind, viewer, at in self.desk.ended:
             if isinstance(viewer, Recording):
-                self._guarded(self._recorded, viewer, at - (WRITTEN_S if viewer.ended is signal.SIGKILL else DRAINED_S))
+                self._guarded(
+                    self._recorded,
+                    viewer,
+                    at - (WRITTEN_S if viewer.ended is signal.SIGKILL else DRAINED_S),
+                )
             if isinstance(viewer, Screen) and viewer.ended is signal.SIGTERM:
                 self._expect(viewer.restored, "the terminal was not restored")
-            self._expect("Traceback" not in viewer.complaints(), f"the {kind} complains: {viewer.complaints()[-1500:]}")
+            self._expect(
+                "Traceback" not in viewer.complaints(),
+                f"the {kind} complains: {viewer.complaints()[-1500:]}",
+            )
 
-    # --- what is left ------------------------------------------------------------------------------------------------
+    # --- what is left -----------------------------------------------------------------------------
 
     def _nothing_is_left(self) -> None:
         expected = {viewer.pid for viewer in self.desk.there.values()}
@@ -350,31 +395,47 @@ class Rounds:
             until(lambda: not list(self.engine.sockets.rglob("*")), "the sockets to be removed", 20)
 
     def _strangers(self, expected: set[int]) -> list[str]:
-        """Processes of ours that should not be there. A living engine may have made some that do not speak."""
+        """Processes of ours that should not be there. A living engine may have made some that do
+        not speak."""
         engine = set() if self.dead is not None else set(below(self.engine.roles["launcher"]))
-        return [_command(Path(f"/proc/{pid}/cmdline").read_text(errors="replace"))
-                for pid in marked(self.engine.mark) if pid not in expected | engine and runs(pid)]  # fmt: skip
+        return [
+            _command(Path(f"/proc/{pid}/cmdline").read_text(errors="replace"))
+            for pid in marked(self.engine.mark)
+            if pid not in expected | engine and runs(pid)
+        ]
 
     def _nobody_complains(self) -> None:
         for kind, viewer in self.desk.there.items():
-            self._expect("Traceback" not in viewer.complaints(), f"the {kind} complains: {viewer.complaints()[-1500:]}")
+            self._expect(
+                "Traceback" not in viewer.complaints(),
+                f"the {kind} complains: {viewer.complaints()[-1500:]}",
+            )
         ours = [text for text in _tracebacks(self.engine.complaints()) if _is_ours(text)]
         self._expect(not ours, f"a traceback of ours: {ours[-1][-2000:] if ours else ''}")
 
 
 def _command(line: str) -> str:
     """A command line as it is told: where things lie on this machine is nobody's business."""
-    return " ".join(Path(word).name if word.startswith("/") else word for word in line.split("\0"))[:200]
+    return " ".join(Path(word).name if word.startswith("/") else word for word in line.split("\0"))[
+        :200
+    ]
 
 
 def _agree(watch: Stopwatch, tokens: int) -> bool:
-    """Whether a viewer's count is the client's: that of the usage record, or, where the engine sends none with a
-    stream (vLLM does not unless asked), at least the pieces that came; a piece has a token or more."""
-    return tokens == watch.output_tokens if watch.output_tokens is not None else tokens >= watch.pieces > 0
+    """Whether a viewer's count is the client's: that of the usage record, or, where the engine
+    sends none with a stream (vLLM does not unless asked), at least the pieces that came; a piece
+    has a token or more."""
+    return (
+        tokens == watch.output_tokens
+        if watch.output_tokens is not None
+        else tokens >= watch.pieces > 0
+    )
 
 
 def _count(watch: Stopwatch) -> str:
-    return f"{watch.pieces} pieces" if watch.output_tokens is None else f"{watch.output_tokens} tokens"
+    return (
+        f"{watch.pieces} pieces" if watch.output_tokens is None else f"{watch.output_tokens} tokens"
+    )
 
 
 def _send(pid: int, number: signal.Signals) -> None:
@@ -390,4 +451,6 @@ def _tracebacks(text: str) -> list[str]:
 def _is_ours(text: str) -> bool:
     """Whether the exception was raised in our code: the last of its frames is there."""
     frames = re.findall(r'File "([^"]+)", line \d+', text.partition("\n\n")[0])
-    return bool(frames) and bool(re.search(r"/(tracer|engine_hooks)/[^/]+(/[^/]+)?\.py$", frames[-1]))
+    return bool(frames) and bool(
+        re.search(r"/(tracer|engine_hooks)/[^/]+(/[^/]+)?\.py$", frames[-1])
+    )

@@ -1,4 +1,5 @@
-"""A sample of the rounds of `tests.bench.rounds`: an engine under load, acts on its processes and its viewers."""
+"""A sample of the rounds of `tests.bench.rounds`: an engine under load, acts on its processes and
+its viewers."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ VIEWERS_GO = Round(1, (3, 2), 0.3, (
 ENGINE_GOES = Round(2, (3, 2), 0.3, (
     Act(0.1, "screen", "term"), Act(0.2, "launcher", "stop", 0.4), Act(0.6, "engine", "kill"),
 ))  # fmt: skip
-LAUNCHER_GOES = Round(3, (2, 1), 0.2, (Act(0.1, "guardian", "stop", 0.2), Act(0.5, "launcher+guardian", "kill")))
+LAUNCHER_GOES = Round(
+    3, (2, 1), 0.2, (Act(0.1, "guardian", "stop", 0.2), Act(0.5, "launcher+guardian", "kill"))
+)
 
 
 def test_an_engine_without_a_model_and_its_viewers_hold() -> None:
@@ -41,8 +44,11 @@ def test_a_round_follows_from_its_seed() -> None:
     deadly = sum(any(act.ends and act.victim in roles for act in this.acts) for this in rounds)
     assert 30 < deadly < 90
     done = {str(act) for this in rounds for act in this.acts}
-    assert {f"{what} {who}" for what in ("kill", "term", "restart", "stop") for who in (*roles, "watcher", "screen",
-            "recorder")} == done  # fmt: skip
+    assert {
+        f"{what} {who}"
+        for what in ("kill", "term", "restart", "stop")
+        for who in (*roles, "watcher", "screen", "recorder")
+    } == done
 
 
 def test_a_round_can_be_asked_for() -> None:
@@ -50,11 +56,18 @@ def test_a_round_can_be_asked_for() -> None:
     words = "kill core, stop watcher 30, stop screen, kill launcher+guardian"
     this = directed(words, 3, roles)
     assert this == directed(words, 3, roles)
-    assert sorted(map(str, this.acts)) == ["kill core", "kill launcher+guardian", "stop screen", "stop watcher 30 s"]
+    assert sorted(map(str, this.acts)) == [
+        "kill core",
+        "kill launcher+guardian",
+        "stop screen",
+        "stop watcher 30 s",
+    ]
     assert this.later >= 15, "requests come while it is stopped"
 
 
-@pytest.mark.parametrize("words", ["", "kill", "burn core", "kill core 3", "stop core x", "kill api", "kill core+api"])
+@pytest.mark.parametrize(
+    "words", ["", "kill", "burn core", "kill core 3", "stop core x", "kill api", "kill core+api"]
+)
 def test_what_is_no_act_is_refused(words: str) -> None:
     with pytest.raises(ValueError, match=r"no act|there is no|float"):
         directed(words, 1, ["core"])

@@ -1,4 +1,5 @@
-"""What can go wrong with a traced process or around it: it goes on, or its end is told, and what is lost is counted."""
+"""What can go wrong with a traced process or around it: it goes on, or its end is told, and what is
+lost is counted."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ def sents(path: Path) -> int:
 
 
 def fill_up(pid: int, path: Path) -> None:
-    """The disk takes little more: no file of that process may grow by more than a few bytes beyond this one."""
+    """The disk takes little more: no file of that process may grow by more than a few bytes beyond
+    this one."""
     size = path.stat().st_size + 300
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, size))
 
@@ -73,21 +75,34 @@ def test_a_thousand_attaches_leave_nothing_behind(directory: Path) -> None:
             attach_at_once(process, 10)
         eventually(lambda: process.ask("status")["viewers"] == 0)
         after = process.ask("status")
-        assert (after["fds"], after["threads"], after["error"]) == (before["fds"], before["threads"], "")
+        assert (after["fds"], after["threads"], after["error"]) == (
+            before["fds"],
+            before["threads"],
+            "",
+        )
         assert after["rss"] - before["rss"] < 2 * MIB
         assert scan(directory) == [process.path]
 
 
 @pytest.mark.parametrize(
     ("how", "code"),
-    thinned([("segfault", -signal.SIGSEGV), ("abort", -signal.SIGABRT), ("exit", 3), ("exception", 1)], 2),
+    thinned(
+        [("segfault", -signal.SIGSEGV), ("abort", -signal.SIGABRT), ("exit", 3), ("exception", 1)],
+        2,
+    ),
 )
 async def test_an_engine_that_crashes_in_the_middle_of_tracing_is_told_to_have_ended(
     directory: Path, how: str, code: int
 ) -> None:
-    """As a C extension, an assertion of a library, or an error of its own ends it. Its frames are whole up to there."""
-    process = await asyncio.to_thread(Emitter, directory, "import os, resource\n"
-        "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\nos.dup2(os.open(os.devnull, os.O_WRONLY), 2)")  # fmt: skip
+    """As a C extension, an assertion of a library, or an error of its own ends it. Its frames are
+    whole up to there."""
+    process = await asyncio.to_thread(
+        Emitter,
+        directory,
+        "import os, resource\n"
+        "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\nos.dup2(os.open(os.devnull, "
+        "os.O_WRONLY), 2)",
+    )
     source = LiveSource(process.path)
     state = TraceState()
     try:
@@ -105,7 +120,9 @@ async def test_an_engine_that_crashes_in_the_middle_of_tracing_is_told_to_have_e
     assert not engine.alive
     assert engine.reason.startswith(f"process {process.pid} ended")
     assert snapshot.live == 0
-    assert {view.phase for view in snapshot.requests} == {Phase.LOST} and len(snapshot.requests) == 2
+    assert {view.phase for view in snapshot.requests} == {Phase.LOST} and len(
+        snapshot.requests
+    ) == 2
     assert snapshot.losses.unknown == 0 and snapshot.losses.events == source.missing
     discover(directory)
     assert scan(directory) == [], "a socket of the dead is swept away by whoever looks"
@@ -127,8 +144,8 @@ def test_forks_under_load_cost_the_parent_no_event(directory: Path) -> None:
 
 @pytest.mark.parametrize("shift_s", [-7_200, 7_200, 5 * 365 * 86_400])
 async def test_a_step_of_the_wall_clock_moves_no_event(directory: Path, shift_s: int) -> None:
-    """The clock of the machine was set between the engine's start and the viewer's: theirs differ by so much. Events
-    are stamped with the monotonic clock, which nobody sets."""
+    """The clock of the machine was set between the engine's start and the viewer's: theirs differ
+    by so much. Events are stamped with the monotonic clock, which nobody sets."""
     step = f"import time\nreal = time.time_ns\ntime.time_ns = lambda: real() + {shift_s * NS_PER_S}"
     process = await asyncio.to_thread(Emitter, directory, step)
     state = TraceState()
@@ -176,9 +193,14 @@ def test_an_engine_that_records_itself_onto_a_full_disk_goes_on_and_says_so(
 
         wire.read(more)
         [fault] = told()
-        assert (fault.hook, fault.disabled) == ("recording", True) and "file too large" in fault.message
+        assert (fault.hook, fault.disabled) == (
+            "recording",
+            True,
+        ) and "file too large" in fault.message
         process.ask("live", 7)
-        wire.read(lambda: any(isinstance(event, Received) and event.key == 7 for event in wire.events))
+        wire.read(
+            lambda: any(isinstance(event, Received) and event.key == 7 for event in wire.events)
+        )
         wire.connection.close()
         assert process.ask("finish")["error"] == ""
     assert sents(path) >= 100
@@ -207,18 +229,40 @@ def test_record_onto_a_full_disk_ends_with_a_sentence_and_a_file_that_opens(
 
 
 @pytest.mark.slow
-def test_a_recorder_that_is_out_of_descriptors_says_so_in_one_line(directory: Path, tmp_path: Path) -> None:
+def test_a_recorder_that_is_out_of_descriptors_says_so_in_one_line(
+    directory: Path, tmp_path: Path
+) -> None:
     """As many as Python itself needs to start, and a few more."""
     with emitter(directory) as process:
         for room in (6, 9):
-            code = (f"import os, resource, sys\nresource.setrlimit(resource.RLIMIT_NOFILE, ({room}, {room}))\n"
-                    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])")  # fmt: skip
+            code = (
+                f"import os, resource, sys\nresource.setrlimit(resource.RLIMIT_NOFILE, ({room}, "
+                f"{room}))\n"
+                "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+            )
             path = tmp_path / f"{room}.trace"
             done = subprocess.run(
-                [sys.executable, "-c", code, "-m", "tracer", "record", str(process.pid), "-o", str(path), "--seconds",
-                 "1"], env=Commands(directory, tmp_path).environment(), stderr=subprocess.PIPE, text=True, check=False,
-            )  # fmt: skip
+                [
+                    sys.executable,
+                    "-c",
+                    code,
+                    "-m",
+                    "tracer",
+                    "record",
+                    str(process.pid),
+                    "-o",
+                    str(path),
+                    "--seconds",
+                    "1",
+                ],
+                env=Commands(directory, tmp_path).environment(),
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+            )
             assert "Traceback" not in done.stderr, done.stderr
-            assert done.returncode == 0 or "no file descriptor is left: raise the limit" in done.stderr
+            assert (
+                done.returncode == 0 or "no file descriptor is left: raise the limit" in done.stderr
+            )
             assert done.returncode in (0, 2), done.stderr
         assert process.ask("status")["error"] == ""

@@ -1,4 +1,5 @@
-"""Viewers of one engine, each a process of its own: one that can be asked, one that records, one with a screen."""
+"""Viewers of one engine, each a process of its own: one that can be asked, one that records, one
+with a screen."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ ALTERNATE_SCREEN_OFF: Final = b"\x1b[?1049l"
 
 
 class Viewer(Protocol):
-    """What is done to any of them. `since` monotonic s of its start; `ended` how: a signal, or None while it lives."""
+    """What is done to any of them. `since` monotonic s of its start; `ended` how: a signal, or None
+    while it lives."""
 
     pid: int
     since: float
@@ -49,9 +51,14 @@ class Watcher:
         self._errors = engine.home / f"watcher-{time.monotonic_ns()}.err"
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.watcher", str(engine.folder)], env=engine.environment(),
-                cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
-            )  # fmt: skip
+                [sys.executable, "-m", "tests.faults.watcher", str(engine.folder)],
+                env=engine.environment(),
+                cwd=REPOSITORY,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
         self.pid = self.process.pid
         self.baseline: dict[str, Any] = {}
         """Accounts when the engine was quiet last."""
@@ -102,10 +109,16 @@ class Recording:
         self.path = engine.home / f"{stem}.trace"
         self._errors = engine.home / f"{stem}.err"
         with self._errors.open("wb") as errors:
-            self.process = engine.tracer("record", engine.name, "-o", str(self.path), stdout=errors, stderr=errors)
+            self.process = engine.tracer(
+                "record", engine.name, "-o", str(self.path), stdout=errors, stderr=errors
+            )
         self.pid = self.process.pid
         try:
-            until(lambda: self._began() or self.process.poll() is not None, "a recording to have something", START_S)
+            until(
+                lambda: self._began() or self.process.poll() is not None,
+                "a recording to have something",
+                START_S,
+            )
         except TroubleError:
             self.end(signal.SIGKILL)
             raise
@@ -145,13 +158,19 @@ class Screen:
         self.ended: signal.Signals | None = None
         self._lock = threading.Lock()
         self._closing = False
-        self.terminal = Terminal([sys.executable, "-m", "tracer", "attach", engine.name], engine.environment())
+        self.terminal = Terminal(
+            [sys.executable, "-m", "tracer", "attach", engine.name], engine.environment()
+        )
         self.pid = self.terminal.process.pid
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.since = time.monotonic()
         try:
-            until(lambda: "▌recv" in self.text or self.terminal.process.poll() is not None, "a screen", START_S)
+            until(
+                lambda: "▌recv" in self.text or self.terminal.process.poll() is not None,
+                "a screen",
+                START_S,
+            )
             if self.terminal.process.poll() is not None:
                 raise TroubleError("the screen ended")
         except TroubleError as trouble:
@@ -178,9 +197,11 @@ class Screen:
         self.terminal.type(keys)
 
     def shows(self, client_id: str) -> str:
-        """What it shows when only this request is asked for by the filter, which is taken away again; it takes keys."""
+        """What it shows when only this request is asked for by the filter, which is taken away
+        again; it takes keys."""
         deadline = time.monotonic() + ANSWER_S
-        while "filter id" not in self.text:  # keys that come while a stopped program takes its terminal again are lost
+        # keys that come while a stopped program takes its terminal again are lost
+        while "filter id" not in self.text:
             if time.monotonic() > deadline:
                 raise TroubleError(f"the screen takes no key; it shows:\n{self.text}")
             self.type("\x1b")
@@ -218,7 +239,11 @@ class Screen:
 
     def complaints(self) -> str:
         """See Viewer; stderr is the terminal."""
-        return bytes(self.terminal.raw)[-8192:].decode(errors="replace") if self.ended is not None else ""
+        return (
+            bytes(self.terminal.raw)[-8192:].decode(errors="replace")
+            if self.ended is not None
+            else ""
+        )
 
 
 def _end(process: subprocess.Popen[Any], number: signal.Signals) -> None:
@@ -236,5 +261,3 @@ def _end(process: subprocess.Popen[Any], number: signal.Signals) -> None:
 KINDS: Final[dict[str, type[Watcher] | type[Recording] | type[Screen]]] = {
     "watcher": Watcher, "recorder": Recording, "screen": Screen,
 }  # fmt: skip
-
-

@@ -1,7 +1,8 @@
 """A headless viewer that can be asked: ``python -m tests.faults.watcher FOLDER``.
 
-It follows every traced process of a socket folder by the product's own path (sources, bus, state). To each line on
-stdin it answers with one line of JSON: what it holds true, and its accounts of the events of each process.
+It follows every traced process of a socket folder by the product's own path (sources, bus, state).
+To each line on stdin it answers with one line of JSON: what it holds true, and its accounts of the
+events of each process.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from tracer.transport.sources import DirectorySource
 
 
 class Accounts:
-    """Events of one process: those that came and those known to be missing, and how many both were when the last
-    heartbeat said how many were `emitted`."""
+    """Events of one process: those that came and those known to be missing, and how many both were
+    when the last heartbeat said how many were `emitted`."""
 
     def __init__(self) -> None:
         self.seen = 0
@@ -52,18 +53,31 @@ def told(state: TraceState, accounts: dict[str, Accounts]) -> dict[str, Any]:
         "live": snapshot.live,
         "requests": {
             view.client_id or view.id: {
-                "phase": str(view.phase), "tokens": view.output_tokens, "reason": view.finish_reason,
-                "incomplete": view.incomplete, "closed": view.closed is not None, "error": view.error,
+                "phase": str(view.phase),
+                "tokens": view.output_tokens,
+                "reason": view.finish_reason,
+                "incomplete": view.incomplete,
+                "closed": view.closed is not None,
+                "error": view.error,
             }
             for view in snapshot.requests
         },
         "processes": {
-            view.pid: {"role": view.role, "alive": view.alive, "status": view.status, "reason": view.reason}
+            view.pid: {
+                "role": view.role,
+                "alive": view.alive,
+                "status": view.status,
+                "reason": view.reason,
+            }
             for view in snapshot.engines
         },
-        "unknown": losses.unknown, "lost": losses.events, "faults": list(losses.hook_faults),
-        "accounts": {name: {"missing": one.missing, "beat": one.beat} for name, one in accounts.items()},
-    }  # fmt: skip
+        "unknown": losses.unknown,
+        "lost": losses.events,
+        "faults": list(losses.hook_faults),
+        "accounts": {
+            name: {"missing": one.missing, "beat": one.beat} for name, one in accounts.items()
+        },
+    }
 
 
 async def main() -> None:
@@ -87,7 +101,9 @@ async def main() -> None:
     await asyncio.sleep(0)
     carrying = asyncio.create_task(bus.run())
     reader = asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
     while await reader.readline():
         print(json.dumps(told(state, accounts)), flush=True)
     for task in (following, carrying):

@@ -1,9 +1,10 @@
-"""Run this where there is a GPU: `python tests/gpu/device_times.py MODEL`. It checks device times on a real stream.
+"""Run this where there is a GPU: `python tests/gpu/device_times.py MODEL`. It checks device times
+on a real stream.
 
-With and without asynchronous batching it runs 500 decode steps and prints the medians of what they take on the device
-and from the launch to the token. It fails when parts of a step are out of order, or when the time between the end of
-sampling on the device and the token on the host grows with the steps. Not part of the test suite: the machines that run
-it have no GPU.
+With and without asynchronous batching it runs 500 decode steps and prints the medians of what they
+take on the device and from the launch to the token. It fails when parts of a step are out of order,
+or when the time between the end of sampling on the device and the token on the host grows with the
+steps. Not part of the test suite: the machines that run it have no GPU.
 """
 
 from __future__ import annotations
@@ -40,21 +41,30 @@ def check(model: Any, asynchronous: bool) -> int:
         seen: list[events.Event] = []
         publisher.add_consumer(lambda _frame, told: seen.extend(told))
         model.generate_batch(
-            [list(range(100, 200))] * 4, GenerationConfig(max_new_tokens=STEPS, do_sample=False, eos_token_id=-1),
+            [list(range(100, 200))] * 4,
+            GenerationConfig(max_new_tokens=STEPS, do_sample=False, eos_token_id=-1),
             continuous_batching_config=ContinuousBatchingConfig(
                 use_cuda_graph=False, use_async_batching=asynchronous
             ),
-        )  # fmt: skip
+        )
         publisher.stop()
     told = [event for event in seen if isinstance(event, events.Step)]
     steps = [step for step in told if step.timing == events.Timing.DEVICE]
-    print(f"{'a' if asynchronous else ''}synchronous: {len(steps)} steps with device times of {len(told)}")
+    print(
+        f"{'a' if asynchronous else ''}synchronous: {len(steps)} steps with device times of "
+        f"{len(told)}"
+    )
     if not steps:
         return 1
     device = [(step.sampled - step.embed) / 1e6 for step in steps]
     host = [(step.token - step.launched) / 1e6 for step in steps]
-    print(f"  device {statistics.median(device):.3f} ms, launch to token {statistics.median(host):.3f} ms (medians)")
-    disordered = [s.n for s in steps if not s.embed <= s.layers <= s.head <= s.logits <= s.sampled <= s.token]
+    print(
+        f"  device {statistics.median(device):.3f} ms, launch to token "
+        f"{statistics.median(host):.3f} ms (medians)"
+    )
+    disordered = [
+        s.n for s in steps if not s.embed <= s.layers <= s.head <= s.logits <= s.sampled <= s.token
+    ]
     print(f"  out of order: {disordered or 'none'}")
     collect = [(step.token - step.sampled) / 1e6 for step in steps]
     part = max(1, len(collect) // 5)

@@ -1,5 +1,6 @@
 # ruff: noqa: N802, N815  (names are those of the library)
-"""A management library as nvidia-ml-py is one, with GPUs that answer, refuse, or answer nonsense."""
+"""A management library as nvidia-ml-py is one, with GPUs that answer, refuse, or answer
+nonsense."""
 
 from __future__ import annotations
 
@@ -12,14 +13,17 @@ class NVMLError(Exception):
 
 
 class Library:
-    """`gpus` of one kind; functions named in `refuses` raise. `pids` compute on the GPU of that index."""
+    """`gpus` of one kind; functions named in `refuses` raise. `pids` compute on the GPU of that
+    index."""
 
     NVML_CLOCK_SM = 1
     NVML_TEMPERATURE_GPU = 0
     nvmlClocksThrottleReasonSwPowerCap = 4
     nvmlClocksThrottleReasonHwThermalSlowdown = 64
 
-    def __init__(self, gpus: int = 1, refuses: tuple[str, ...] = (), pids: dict[int, int] | None = None) -> None:
+    def __init__(
+        self, gpus: int = 1, refuses: tuple[str, ...] = (), pids: dict[int, int] | None = None
+    ) -> None:
         self.gpus, self.refuses, self.pids = gpus, refuses, pids or {}
         self.closed = False
 
@@ -71,4 +75,8 @@ class Library:
         return 4
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
-        return [SimpleNamespace(pid=pid, usedGpuMemory=1) for pid, gpu in self.pids.items() if gpu == handle]
+        return [
+            SimpleNamespace(pid=pid, usedGpuMemory=1)
+            for pid, gpu in self.pids.items()
+            if gpu == handle
+        ]

@@ -27,10 +27,22 @@ def decoding(count: int, batch: int, every_ms: int, ms: int, used: int) -> list[
     """Steps of `ms`, begun every `every_ms`, in which `batch` sequences take a token each."""
     first = pack_u32(range(1, batch + 1))
     return [
-        Step(START + n * every_ms * NS_PER_MS, n, token=(ms - 1) * NS_PER_MS, end=ms * NS_PER_MS, batch=batch,
-             tokens=batch, joined=b"" if n else first, used=used, cached=0, free=256 - used, waiting=0, running=batch)
+        Step(
+            START + n * every_ms * NS_PER_MS,
+            n,
+            token=(ms - 1) * NS_PER_MS,
+            end=ms * NS_PER_MS,
+            batch=batch,
+            tokens=batch,
+            joined=b"" if n else first,
+            used=used,
+            cached=0,
+            free=256 - used,
+            waiting=0,
+            running=batch,
+        )
         for n in range(count)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("batch", [1, 8])
@@ -67,8 +79,7 @@ def test_an_engine_that_rests_or_does_not_say_what_it_runs_has_none() -> None:
     assert achieved(state, engine, state.now) is None
 
 
-def test_a_share_of_the_work_is_this_devices(
-) -> None:
+def test_a_share_of_the_work_is_this_devices() -> None:
     steps = decoding(100, 4, 10, 5, 8)
     whole = engine_with(ENGINE, steps)
     half = engine_with(msgspec.structs.replace(ENGINE, tensor_parallel=2), steps)

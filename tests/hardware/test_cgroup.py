@@ -30,7 +30,9 @@ class Tree:
 
 
 def stat(throttled_us: int) -> str:
-    return f"usage_usec 1\nuser_usec 1\nnr_periods 10\nnr_throttled 2\nthrottled_usec {throttled_us}\n"
+    return (
+        f"usage_usec 1\nuser_usec 1\nnr_periods 10\nnr_throttled 2\nthrottled_usec {throttled_us}\n"
+    )
 
 
 def test_the_share_of_the_time_in_which_it_was_throttled(tmp_path: Path) -> None:
@@ -43,7 +45,11 @@ def test_the_share_of_the_time_in_which_it_was_throttled(tmp_path: Path) -> None
     assert first is not None and (first.cores, first.share) == (1.5, None)
     tree.write("a/b", "cpu.stat", stat(500_000))
     second = watch.sample(12 * NS_PER_S)
-    assert second is not None and second.share == pytest.approx(0.25) and second.total_s == pytest.approx(0.5)
+    assert (
+        second is not None
+        and second.share == pytest.approx(0.25)
+        and second.total_s == pytest.approx(0.5)
+    )
 
 
 def test_a_group_around_it_counts_too(tmp_path: Path) -> None:
@@ -65,7 +71,9 @@ def test_inside_a_container_the_group_is_what_is_mounted(tmp_path: Path) -> None
 
 def test_the_older_version_of_groups(tmp_path: Path) -> None:
     tree = Tree(tmp_path, "5:memory:/x\n4:cpu,cpuacct:/x")
-    tree.write("cpu,cpuacct/x", "cpu.stat", "nr_periods 4\nnr_throttled 1\nthrottled_time 3000000000\n")
+    tree.write(
+        "cpu,cpuacct/x", "cpu.stat", "nr_periods 4\nnr_throttled 1\nthrottled_time 3000000000\n"
+    )
     tree.write("cpu,cpuacct/x", "cpu.cfs_quota_us", "400000\n")
     tree.write("cpu,cpuacct/x", "cpu.cfs_period_us", "100000\n")
     found = tree.watch().sample(0)

@@ -1,4 +1,5 @@
-"""The machine beside the engine: what is asked on this host, and that nothing of it is mixed into another's trace."""
+"""The machine beside the engine: what is asked on this host, and that nothing of it is mixed into
+another's trace."""
 
 from __future__ import annotations
 
@@ -25,14 +26,19 @@ GPU = msgspec.structs.replace(ENGINE, device="cuda:0")
 
 
 def traced(engine: Engine, *, local: bool = True) -> TraceState:
-    """An engine that decodes and told how much CPU and memory it uses, in our own process or on another host."""
+    """An engine that decodes and told how much CPU and memory it uses, in our own process or on
+    another host."""
     state = TraceState()
-    header = msgspec.structs.replace(HEADER, boot_id=clock.boot_id() if local else "another", pid=os.getpid())
+    header = msgspec.structs.replace(
+        HEADER, boot_id=clock.boot_id() if local else "another", pid=os.getpid()
+    )
     state.add_source(header)
     for event in (engine, *decoding(100, 4, 20, 10, 8)):
         state.apply(SOURCE, event)
     for second in range(2):
-        state.apply(SOURCE, Heartbeat(START + second * NS_PER_S, cpu_ns=second * 1_500_000_000, rss=1 << 30))
+        state.apply(
+            SOURCE, Heartbeat(START + second * NS_PER_S, cpu_ns=second * 1_500_000_000, rss=1 << 30)
+        )
     return state
 
 
@@ -42,7 +48,9 @@ def library() -> Callable[[], Nvml]:
     return lambda: Nvml(lambda: Library(gpus=2, pids={os.getpid(): 1}))
 
 
-async def test_a_gpu_of_this_host_is_asked_and_its_peak_known_by_name(library: Callable[[], Nvml]) -> None:
+async def test_a_gpu_of_this_host_is_asked_and_its_peak_known_by_name(
+    library: Callable[[], Nvml],
+) -> None:
     state = traced(GPU)
     gauge = HardwareGauge(library)
     await gauge.look(state)
@@ -71,7 +79,9 @@ async def test_without_a_library_the_rest_is_still_told() -> None:
     assert not scraped(gauge.families(state, state.now)).all("tracer_gpu_utilisation")
 
 
-async def test_a_processor_is_measured_once_and_only_if_it_is_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_processor_is_measured_once_and_only_if_it_is_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     measured: list[str] = []
 
     def measure(engine: object) -> object:
@@ -91,7 +101,9 @@ async def test_a_processor_is_measured_once_and_only_if_it_is_this_one(monkeypat
     await elsewhere.look(other)
     reading = elsewhere.reading(other, other.now)
     assert measured == ["once"] and reading is not None
-    assert reading.peak is None and reading.throttling is None and reading.cores == pytest.approx(1.5)
+    assert (
+        reading.peak is None and reading.throttling is None and reading.cores == pytest.approx(1.5)
+    )
 
 
 async def test_an_engine_that_is_gone_is_asked_no_more(library: Callable[[], Nvml]) -> None:

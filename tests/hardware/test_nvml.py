@@ -1,4 +1,5 @@
-"""GPUs as the library tells of them; whatever it does not tell is left out. A library stands in: not run on a GPU."""
+"""GPUs as the library tells of them; whatever it does not tell is left out. A library stands in:
+not run on a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +17,17 @@ FUNCTIONS = [name for name in vars(Library) if name.startswith("nvmlDeviceGet")]
 def test_all_that_there_is() -> None:
     (gpu,) = Nvml(Library).sample([1])
     assert gpu == Gpu(
-        0, "NVIDIA H200", 0.93, 120 * 1024**3, 150 * 1024**3, 1_755, 1_980, 612.0, 700.0, 61, ("power cap",)
+        0,
+        "NVIDIA H200",
+        0.93,
+        120 * 1024**3,
+        150 * 1024**3,
+        1_755,
+        1_980,
+        612.0,
+        700.0,
+        61,
+        ("power cap",),
     )
 
 
@@ -60,7 +71,10 @@ def test_all_of_it_may_be_refused_or_nonsense() -> None:
 
     class Nonsense(Library):
         def __getattribute__(self, name: str) -> Any:
-            if name.startswith("nvmlDeviceGet") and name not in ("nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"):
+            if name.startswith("nvmlDeviceGet") and name not in (
+                "nvmlDeviceGetCount",
+                "nvmlDeviceGetHandleByIndex",
+            ):
                 return lambda *_: "nonsense"
             return super().__getattribute__(name)
 

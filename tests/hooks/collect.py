@@ -1,4 +1,5 @@
-"""Reads a traced process's socket to its end, the plain way, so that tests see what a viewer gets."""
+"""Reads a traced process's socket to its end, the plain way, so that tests see what a viewer
+gets."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ E = TypeVar("E", bound=events.Event)
 
 
 class Collector:
-    """Collects every event from a socket on a thread of its own until `stop` or the end of the stream.
+    """Collects every event from a socket on a thread of its own until `stop` or the end of the
+    stream.
 
     Requests that were told before it joined are left out unless `late`.
     """
@@ -35,7 +37,12 @@ class Collector:
         assert self._joined.wait(20), "the traced process said nothing"
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def stop(self) -> None:
@@ -69,5 +76,9 @@ class Collector:
                         for event in frame.events
                         # The heartbeat comes without end: it would keep `stop` waiting.
                         if not isinstance(event, events.Heartbeat)
-                        and (self._late or not frame.snapshot or isinstance(event, events.Engine | events.Coverage))
+                        and (
+                            self._late
+                            or not frame.snapshot
+                            or isinstance(event, events.Engine | events.Coverage)
+                        )
                     ]

@@ -1,8 +1,10 @@
-"""Run as a process of its own: rounds of an engine whose objects are watched as they die. Prints a JSON object.
+"""Run as a process of its own: rounds of an engine whose objects are watched as they die. Prints a
+JSON object.
 
-`python -m tests.hooks.memory_child ROUNDS HOOKS` runs `generate_batch` of transformers on a small Llama with random
-weights, with the hooks in (HOOKS is 1) or without (0). The engine's own calls of the garbage collector are left out, so
-that an object dies when the last reference to it goes, or not at all.
+`python -m tests.hooks.memory_child ROUNDS HOOKS` runs `generate_batch` of transformers on a small
+Llama with random weights, with the hooks in (HOOKS is 1) or without (0). The engine's own calls of
+the garbage collector are left out, so that an object dies when the last reference to it goes, or
+not at all.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ def resident(pid: int | str = "self") -> int:
 
 
 class Watch:
-    """Which objects still live, by the name of their class. The engine's own are found where it makes them."""
+    """Which objects still live, by the name of their class. The engine's own are found where it
+    makes them."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[str, weakref.ref[Any]]] = []
@@ -53,10 +56,18 @@ def small_llama() -> Any:
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
-        vocab_size=256, max_position_embeddings=512, bos_token_id=1, eos_token_id=2, pad_token_id=2,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vocab_size=256,
+        max_position_embeddings=512,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
         attn_implementation="sdpa",
-    )  # fmt: skip
+    )
     return LlamaForCausalLM(config).to(torch.bfloat16).eval()
 
 
@@ -88,9 +99,15 @@ def main(rounds: int, hooks: bool) -> None:
 
         handle = engine_hooks.attach(model)
     config = ContinuousBatchingConfig(
-        page_size=16, num_blocks=2_000, max_batch_tokens=64, use_cuda_graph=False, use_async_batching=False
+        page_size=16,
+        num_blocks=2_000,
+        max_batch_tokens=64,
+        use_cuda_graph=False,
+        use_async_batching=False,
     )
-    generation = GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=-1, pad_token_id=2)
+    generation = GenerationConfig(
+        max_new_tokens=3, do_sample=False, eos_token_id=-1, pad_token_id=2
+    )
     collect, gc.collect = gc.collect, lambda generation=2: 0
     gc.disable()
     alive, memory = [], []
@@ -111,7 +128,17 @@ def main(rounds: int, hooks: bool) -> None:
 
         steps = emitter().buffer.emitted
         handle.detach()
-    print(json.dumps({"alive": alive, "memory": memory, "last": last, "collected": collected, "events": steps}))
+    print(
+        json.dumps(
+            {
+                "alive": alive,
+                "memory": memory,
+                "last": last,
+                "collected": collected,
+                "events": steps,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

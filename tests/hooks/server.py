@@ -31,7 +31,8 @@ def free_port() -> int:
 
 @dataclass
 class Server:
-    """`url` of the OpenAI API, `process` the engine's, `log` its output, `sockets` where it is traced."""
+    """`url` of the OpenAI API, `process` the engine's, `log` its output, `sockets` where it is
+    traced."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -49,30 +50,53 @@ def command(model: Path, port: int, *, blocks: int = 256, batch_tokens: int = 25
     executable = shutil.which("transformers", path=str(Path(sys.executable).parent))
     assert executable, "the transformers command belongs to the environment of the tests"
     return [
-        executable, "serve", str(model), "--continuous-batching", "--cb-block-size", "16", "--cb-num-blocks",
-        str(blocks), "--cb-max-batch-tokens", str(batch_tokens), "--host", "127.0.0.1", "--port", str(port),
-        "--device", "cpu", "--dtype", "bfloat16",
-    ]  # fmt: skip
+        executable,
+        "serve",
+        str(model),
+        "--continuous-batching",
+        "--cb-block-size",
+        "16",
+        "--cb-num-blocks",
+        str(blocks),
+        "--cb-max-batch-tokens",
+        str(batch_tokens),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--device",
+        "cpu",
+        "--dtype",
+        "bfloat16",
+    ]
 
 
 @contextlib.contextmanager
 def serving(
     model: Path, folder: Path, *, blocks: int = 256, batch_tokens: int = 256, traced: bool = True
 ) -> Iterator[Server]:
-    """A server that is ready and traced, and gone afterwards; without the hooks if it is not to be `traced`."""
+    """A server that is ready and traced, and gone afterwards; without the hooks if it is not to be
+    `traced`."""
     sockets = folder / "s"
     sockets.mkdir(mode=0o700)
     port = free_port()
     env = {
-        **os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1", **counting(folder),
-    }  # fmt: skip
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        **counting(folder),
+    }
     log = folder / "server.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            command(model, port, blocks=blocks, batch_tokens=batch_tokens), stdout=out, stderr=subprocess.STDOUT,
-            env=traced_environment(env, sockets, "test") if traced else env, start_new_session=True,
-        )  # fmt: skip
+            command(model, port, blocks=blocks, batch_tokens=batch_tokens),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=traced_environment(env, sockets, "test") if traced else env,
+            start_new_session=True,
+        )
     try:
         url = f"http://127.0.0.1:{port}"
         deadline = time.monotonic() + START_DEADLINE_S

@@ -1,7 +1,9 @@
-"""A host and a device stream whose times are known: what a GPU does with an engine's launches, without one.
+"""A host and a device stream whose times are known: what a GPU does with an engine's launches,
+without one.
 
-The host runs ahead of the device as far as it is let; the device works off what is launched in order, by a clock of its
-own. `DeviceEvent` behaves as ``torch.cuda.Event(enable_timing=True)`` does, down to the resolution of `elapsed_time`.
+The host runs ahead of the device as far as it is let; the device works off what is launched in
+order, by a clock of its own. `DeviceEvent` behaves as ``torch.cuda.Event(enable_timing=True)``
+does, down to the resolution of `elapsed_time`.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ class Costs:
 
 
 class Machine:
-    """A host at `now` (monotonic ns) and its device, which is busy until `free`. `rate` device seconds pass in one of
-    the host's."""
+    """A host at `now` (monotonic ns) and its device, which is busy until `free`. `rate` device
+    seconds pass in one of the host's."""
 
     def __init__(self, rate: float = 1.0, at: int = 1000 * NS_PER_S) -> None:
         self.now = at
@@ -81,7 +83,9 @@ class DeviceEvent:
 
     def elapsed_time(self, end: DeviceEvent) -> float:
         assert self.at is not None and end.at is not None
-        assert self.query() and end.query(), "reading an event that is not complete is an error on a GPU"
+        assert self.query() and end.query(), (
+            "reading an event that is not complete is an error on a GPU"
+        )
         exact = (end.at - self.at) * self.machine.rate / NS_PER_MS
         return round(exact / RESOLUTION_MS) * RESOLUTION_MS
 
@@ -105,10 +109,12 @@ class Told:
 
 
 class Engine:
-    """Runs steps on a machine as engines do. With `ahead` the next step is launched before this one's tokens are
-    fetched (asynchronous scheduling)."""
+    """Runs steps on a machine as engines do. With `ahead` the next step is launched before this
+    one's tokens are fetched (asynchronous scheduling)."""
 
-    def __init__(self, machine: Machine, monkeypatch: pytest.MonkeyPatch, *, ahead: bool, seed: int = 1) -> None:
+    def __init__(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch, *, ahead: bool, seed: int = 1
+    ) -> None:
         monkeypatch.setattr(device_timer, "now", lambda: machine.now)
         self.machine = machine
         self.clock = DeviceClock(EventPool(machine.event))
@@ -130,7 +136,14 @@ class Engine:
 
     def start(self, costs: Costs) -> None:
         """Launch a step that nobody marks: the engine was at work before it was traced."""
-        for part in (costs.inputs, costs.embed, costs.layers, costs.head, costs.sample, costs.draft):
+        for part in (
+            costs.inputs,
+            costs.embed,
+            costs.layers,
+            costs.head,
+            costs.sample,
+            costs.draft,
+        ):
             self.machine.work(part)
 
     def _host(self, milliseconds: float, jitter: float) -> None:

@@ -30,14 +30,18 @@ def wrong(told: list[Told]) -> dict[int, dict[str, float]]:
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["synchronous", "asynchronous"])
 @pytest.mark.parametrize("costs", CASES.values(), ids=CASES)
-def test_spans_stay_true_over_500_steps(costs: Costs, ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_stay_true_over_500_steps(
+    costs: Costs, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = Engine(Machine(), monkeypatch, ahead=ahead).run(costs, 500)
     assert [one.step.timing for one in told] == [events.Timing.DEVICE] * 500
     assert not wrong(told)
 
 
 @pytest.mark.parametrize("rate", [1 - 1e-4, 1 + 1e-4])
-def test_clocks_that_drift_apart_by_0_1_ms_a_second(rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_that_drift_apart_by_0_1_ms_a_second(
+    rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     told = Engine(Machine(rate), monkeypatch, ahead=True).run(Costs(layers=49.0), 2_000)
     assert told[-1].step.t - told[0].step.t > 90 * NS_PER_S
     assert not wrong(told)
@@ -61,12 +65,17 @@ def test_an_idle_hour_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_from_busy_to_idle_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(Machine(), monkeypatch, ahead=True)
-    told = [one for costs in (CASES["device-bound"], CASES["host-bound"], CASES["300 ms of layers"]) * 2
-            for one in engine.run(costs, 60)]  # fmt: skip
+    told = [
+        one
+        for costs in (CASES["device-bound"], CASES["host-bound"], CASES["300 ms of layers"]) * 2
+        for one in engine.run(costs, 60)
+    ]
     assert not wrong(told)
 
 
-def test_what_is_not_complete_is_not_waited_for_and_the_next_step_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_complete_is_not_waited_for_and_the_next_step_is_true(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     machine = Machine()
     engine = Engine(machine, monkeypatch, ahead=True)
     told = engine.run(Costs(), 30)

@@ -1,4 +1,5 @@
-"""The front end's middleware around real ASGI applications: what counts as a first token, and what as a failure."""
+"""The front end's middleware around real ASGI applications: what counts as a first token, and what
+as a failure."""
 
 from __future__ import annotations
 
@@ -78,9 +79,17 @@ def asked(handler: Handler, path: str = CHAT, *, hang_up: bool = False) -> list[
         await asyncio.sleep(0)
 
     scope = {
-        "type": "http", "method": "POST", "path": path, "headers": [], "query_string": b"", "http_version": "1.1",
-        "asgi": {"version": "3.0", "spec_version": "2.3"}, "scheme": "http", "server": ("t", 80), "root_path": "",
-    }  # fmt: skip
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "headers": [],
+        "query_string": b"",
+        "http_version": "1.1",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "scheme": "http",
+        "server": ("t", 80),
+        "root_path": "",
+    }
     with contextlib.suppress(ValueError):
         asyncio.run(app(scope, receive, send))
     _, told = emitter.buffer.drain()
@@ -94,7 +103,11 @@ def handed_out(told: list[events.Event]) -> bool:
 
 
 def failures(told: list[events.Event]) -> list[str]:
-    return [event.error for event in told if isinstance(event, events.Finished) and event.reason == "failed"]
+    return [
+        event.error
+        for event in told
+        if isinstance(event, events.Finished) and event.reason == "failed"
+    ]
 
 
 def status(told: list[events.Event]) -> int:

@@ -1,4 +1,5 @@
-"""The hooks keep nothing of an engine alive: what dies without them dies with them, at the same moment."""
+"""The hooks keep nothing of an engine alive: what dies without them dies with them, at the same
+moment."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.hooks.census import family, settled
+from tests.hooks.census import family, left_behind, settled
 from tests.hooks.memory_child import resident
 from tests.hooks.server import serving
 
@@ -30,7 +31,8 @@ def rounds(*, hooks: bool) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.hooks.memory_child", str(ROUNDS), str(int(hooks))],
         capture_output=True, text=True, timeout=280, check=False,
-        env={**os.environ, "MALLOC_ARENA_MAX": "1"},  # else each round's thread may take an arena of its own
+        # else each round's thread may take an arena of its own
+        env={**os.environ, "MALLOC_ARENA_MAX": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -46,12 +48,15 @@ def test_rounds_of_generate_batch_leave_nothing_behind() -> None:
 
 
 async def growth(url: str, model: str, pid: int) -> int:
-    """By how many bytes a server's processes grew over the rounds of requests, once they had settled."""
+    """By how many bytes a server's processes grew over the rounds of requests, once they had
+    settled."""
     client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
 
     async def ask(number: int, streamed: bool) -> None:
         messages: Any = [{"role": "user", "content": f"What comes after {number}?"}]
-        answer = await client.chat.completions.create(model=model, messages=messages, max_tokens=3, stream=streamed)
+        answer = await client.chat.completions.create(
+            model=model, messages=messages, max_tokens=3, stream=streamed
+        )
         if streamed:
             async for _ in answer:  # type: ignore[union-attr]
                 pass
@@ -63,8 +68,11 @@ async def growth(url: str, model: str, pid: int) -> int:
     return sizes[-1] - sizes[SETTLED]
 
 
-async def test_rounds_of_requests_leave_nothing_behind_in_a_server(model_dir: Path, tmp_path: Path) -> None:
-    """The same objects of the engine live after them with the hooks and without, and memory is flat."""
+async def test_rounds_of_requests_leave_nothing_behind_in_a_server(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """No more objects of the engine live after them with the hooks than without, and memory is
+    flat."""
     found = {}
     for traced in (True, False):
         folder = tmp_path / str(traced)
@@ -75,4 +83,4 @@ async def test_rounds_of_requests_leave_nothing_behind_in_a_server(model_dir: Pa
         if traced:
             assert grown < GROWTH
     assert sum(found[True].values()) > 100
-    assert found[True] == found[False]
+    assert not left_behind(found[True], found[False], ROUNDS)

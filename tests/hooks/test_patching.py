@@ -1,4 +1,5 @@
-"""Wrapping: the engine's function runs once, its exceptions pass, ours never do, and everything can be undone."""
+"""Wrapping: the engine's function runs once, its exceptions pass, ours never do, and everything can
+be undone."""
 
 from __future__ import annotations
 
@@ -47,13 +48,19 @@ def patches(faults: list[tuple[str, str, int, bool]]) -> Patches:
     return Patches(lambda *fault: faults.append(fault))
 
 
-def test_a_hook_sees_arguments_and_result_and_is_undone(engine: types.ModuleType, patches: Patches) -> None:
+def test_a_hook_sees_arguments_and_result_and_is_undone(
+    engine: types.ModuleType, patches: Patches
+) -> None:
     seen: list[object] = []
     original = engine.Engine.step
     assert patches.put(
-        Hook("a_small_engine:Engine.step", needs=("tokens",), before=lambda _self, tokens: tokens * 10,
-             after=lambda token, result, _self, tokens: seen.append((token, result, tokens)))
-    )  # fmt: skip
+        Hook(
+            "a_small_engine:Engine.step",
+            needs=("tokens",),
+            before=lambda _self, tokens: tokens * 10,
+            after=lambda token, result, _self, tokens: seen.append((token, result, tokens)),
+        )
+    )
     assert engine.Engine().step(3) == 4
     assert seen == [(30, 4, 3)]
     patches.remove()
@@ -72,7 +79,9 @@ def test_a_hook_that_is_in_is_not_put_in_again(engine: types.ModuleType, patches
     assert engine.Engine.step is original
 
 
-def test_an_inherited_method_is_given_back_to_its_base(engine: types.ModuleType, patches: Patches) -> None:
+def test_an_inherited_method_is_given_back_to_its_base(
+    engine: types.ModuleType, patches: Patches
+) -> None:
     assert patches.put(Hook("a_small_engine:Engine.inherited"))
     assert "inherited" in vars(engine.Engine)
     patches.remove()
@@ -80,9 +89,15 @@ def test_an_inherited_method_is_given_back_to_its_base(engine: types.ModuleType,
     assert engine.Engine().inherited(1) == 1
 
 
-def test_the_engines_exception_passes_and_is_told(engine: types.ModuleType, patches: Patches) -> None:
+def test_the_engines_exception_passes_and_is_told(
+    engine: types.ModuleType, patches: Patches
+) -> None:
     told: list[str] = []
-    patches.put(Hook("a_small_engine:Engine.step", failed=lambda _token, error, *_a: told.append(str(error))))
+    patches.put(
+        Hook(
+            "a_small_engine:Engine.step", failed=lambda _token, error, *_a: told.append(str(error))
+        )
+    )
     with pytest.raises(ValueError, match="negative"):
         engine.Engine().step(-1)
     assert told == ["negative"]
@@ -108,7 +123,9 @@ def test_our_own_error_never_reaches_the_engine_and_switches_the_hook_off(
     assert patches.disabled("a_small_engine:Engine.step")
 
 
-def test_a_place_that_is_gone_or_changed_is_a_reason_not_an_error(engine: types.ModuleType, patches: Patches) -> None:
+def test_a_place_that_is_gone_or_changed_is_a_reason_not_an_error(
+    engine: types.ModuleType, patches: Patches
+) -> None:
     assert not patches.put(Hook("a_small_engine:Engine.nothing"))
     assert not patches.put(Hook("no_such_module:f"))
     assert not patches.put(Hook("a_small_engine:Engine.step", needs=("tokens", "budget")))
@@ -119,12 +136,20 @@ def test_a_place_that_is_gone_or_changed_is_a_reason_not_an_error(engine: types.
 
 async def test_a_coroutine_is_awaited_once(engine: types.ModuleType, patches: Patches) -> None:
     seen: list[int] = []
-    patches.put(Hook("a_small_engine:Engine.answer", after=lambda _t, result, *_a: seen.append(result), is_async=True))
+    patches.put(
+        Hook(
+            "a_small_engine:Engine.answer",
+            after=lambda _t, result, *_a: seen.append(result),
+            is_async=True,
+        )
+    )
     assert await engine.Engine().answer(4) == 8
     assert seen == [8]
 
 
-def test_a_wrapper_of_somebody_else_is_left_in_place(engine: types.ModuleType, patches: Patches) -> None:
+def test_a_wrapper_of_somebody_else_is_left_in_place(
+    engine: types.ModuleType, patches: Patches
+) -> None:
     patches.put(Hook("a_small_engine:Engine.step"))
     ours = engine.Engine.step
 

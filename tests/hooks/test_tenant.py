@@ -12,7 +12,8 @@ from engine_hooks.protocol.events import Event, Received
 
 
 async def told_by(headers: list[tuple[bytes, bytes]]) -> Received:
-    """What the middleware says of a request with these headers, in front of an app that answers at once."""
+    """What the middleware says of a request with these headers, in front of an app that answers at
+    once."""
     emitter, told = Emitter(), list[Event]()
     emitter.emit_lifecycle = told.append
 

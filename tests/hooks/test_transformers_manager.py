@@ -1,4 +1,5 @@
-"""The hooks on a real engine in this process: what they tell equals what the engine itself holds."""
+"""The hooks on a real engine in this process: what they tell equals what the engine itself
+holds."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ from tests.hooks.collect import Collector
 
 pytestmark = pytest.mark.slow
 
-QUESTIONS = ("What is the capital of France?", "Name three colours.", "Write about the sea. " * 16, "Hello")
+QUESTIONS = (
+    "What is the capital of France?",
+    "Name three colours.",
+    "Write about the sea. " * 16,
+    "Hello",
+)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +30,9 @@ def model(model_dir: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(1)
-    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16, attn_implementation="sdpa")
+    return AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=torch.bfloat16, attn_implementation="sdpa"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +41,9 @@ def prompts(model_dir: Path) -> list[list[int]]:
 
     tokeniser = AutoTokenizer.from_pretrained(model_dir)
     return [
-        tokeniser.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True)["input_ids"]
+        tokeniser.apply_chat_template([{"role": "user", "content": q}], add_generation_prompt=True)[
+            "input_ids"
+        ]
         for q in QUESTIONS
     ]
 
@@ -66,9 +76,17 @@ def configs(tokens: int, blocks: int, **more: Any) -> dict[str, Any]:
 
     return {
         "generation_config": GenerationConfig(
-            **{"max_new_tokens": tokens, "do_sample": False, "eos_token_id": 2, "pad_token_id": 2, **more}
+            **{
+                "max_new_tokens": tokens,
+                "do_sample": False,
+                "eos_token_id": 2,
+                "pad_token_id": 2,
+                **more,
+            }
         ),
-        "continuous_batching_config": ContinuousBatchingConfig(page_size=16, num_blocks=blocks, max_batch_tokens=64),
+        "continuous_batching_config": ContinuousBatchingConfig(
+            page_size=16, num_blocks=blocks, max_batch_tokens=64
+        ),
     }
 
 
@@ -85,7 +103,8 @@ def test_tokens_blocks_and_order_equal_the_engines(
     original = ContinuousBatchProcessor._generation_step
 
     def counting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """The engine's own books at the instant of each launch: block tables, ledger and pool, read our own way."""
+        """The engine's own books at the instant of each launch: block tables, ledger and pool, read
+        our own way."""
         allocator = next(iter(self.cache.cache_allocators.values()))
         held = {block for table in allocator.block_table.values() for block in table}
         cached = set(allocator.ledger.cached_blocks)
@@ -106,7 +125,9 @@ def test_tokens_blocks_and_order_equal_the_engines(
     assert {rid: event.output_tokens for rid, event in finished.items()} == {
         rid: len(output.generated_tokens) for rid, output in outputs.items()
     }
-    assert {event.prompt_tokens for event in finished.values()} == {len(prompt) for prompt in prompts}
+    assert {event.prompt_tokens for event in finished.values()} == {
+        len(prompt) for prompt in prompts
+    }
     produced: dict[int, int] = {}
     members: set[int] = set()
     for step in steps:
@@ -117,7 +138,15 @@ def test_tokens_blocks_and_order_equal_the_engines(
         assert step.tokens == sum(exceptions.get(key, (1, 1))[0] for key in members)
         for key in members:
             produced[key] = produced.get(key, 0) + exceptions.get(key, (1, 1))[1]
-        marks = [step.scheduled, step.launched, step.embed, step.layers, step.head, step.logits, step.sampled]
+        marks = [
+            step.scheduled,
+            step.launched,
+            step.embed,
+            step.layers,
+            step.head,
+            step.logits,
+            step.sampled,
+        ]
         assert marks == sorted(marks)
         assert step.scheduled > 0
         assert step.sampled <= step.token <= step.end
@@ -148,7 +177,9 @@ def test_a_preempted_request_is_told_and_its_tokens_still_add_up(
     assert traced.of(events.Step)[-1].preempted == len(lost)
 
 
-def test_several_answers_to_one_prompt_are_children(model: Any, prompts: list[list[int]], traced: Collector) -> None:
+def test_several_answers_to_one_prompt_are_children(
+    model: Any, prompts: list[list[int]], traced: Collector
+) -> None:
     settings = configs(8, 64, num_return_sequences=2, do_sample=True)
     outputs = model.generate_batch(prompts[:1], **settings)
     traced.stop()
@@ -161,7 +192,9 @@ def test_several_answers_to_one_prompt_are_children(model: Any, prompts: list[li
     }
 
 
-def test_a_cancelled_request_ends_as_cancelled(model: Any, prompts: list[list[int]], traced: Collector) -> None:
+def test_a_cancelled_request_ends_as_cancelled(
+    model: Any, prompts: list[list[int]], traced: Collector
+) -> None:
     settings = configs(400, 64)
     with model.continuous_batching_context_manager(**settings) as manager:
         rid = manager.add_request(prompts[0], max_new_tokens=400, streaming=True)
@@ -195,12 +228,16 @@ def test_a_request_larger_than_the_cache_kills_the_engine_and_the_reason_is_told
     assert "No requests can be scheduled" in end.error
 
 
-def test_detaching_leaves_the_engine_as_it_was(model: Any, prompts: list[list[int]], sockets: Path) -> None:
+def test_detaching_leaves_the_engine_as_it_was(
+    model: Any, prompts: list[list[int]], sockets: Path
+) -> None:
     import engine_hooks
     from engine_hooks.base.patching import _resolve
     from engine_hooks.transformers import continuous_batching
 
-    hooks = continuous_batching.EngineHooks.table(continuous_batching.EngineHooks(engine_hooks.base.emitter.emitter()))
+    hooks = continuous_batching.EngineHooks.table(
+        continuous_batching.EngineHooks(engine_hooks.base.emitter.emitter())
+    )
     before = {hook.path: _resolve(hook.path)[2] for hook in hooks}
     first = engine_hooks.attach(model)
     second = engine_hooks.attach(model)
@@ -208,13 +245,17 @@ def test_detaching_leaves_the_engine_as_it_was(model: Any, prompts: list[list[in
     traced_output = model.generate_batch(prompts[:2], **configs(12, 64))
     first.detach()
     first.detach()
-    assert any(_resolve(path)[2] is not function for path, function in before.items()), "the second handle still holds"
+    assert any(_resolve(path)[2] is not function for path, function in before.items()), (
+        "the second handle still holds"
+    )
     second.detach()
     assert all(_resolve(path)[2] is function for path, function in before.items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert not list(sockets.glob("*.sock"))
     bare_output = model.generate_batch(prompts[:2], **configs(12, 64))
-    assert [o.generated_tokens for o in traced_output.values()] == [o.generated_tokens for o in bare_output.values()]
+    assert [o.generated_tokens for o in traced_output.values()] == [
+        o.generated_tokens for o in bare_output.values()
+    ]
 
 
 def test_attaching_in_the_middle_shows_what_is_already_running(
@@ -235,7 +276,9 @@ def test_attaching_in_the_middle_shows_what_is_already_running(
                 assert time.monotonic() < deadline, publisher.error
                 time.sleep(0.02)
             with Collector(publisher.path, late=True) as collector:
-                while (result := manager.get_result(timeout=10)) is None or not result.is_finished():
+                while (
+                    result := manager.get_result(timeout=10)
+                ) is None or not result.is_finished():
                     pass
                 collector.stop()
     assert rid in keys(collector).values()

@@ -1,4 +1,5 @@
-"""An unmodified server and the real OpenAI client: the tracer's figures against the client's own stopwatch."""
+"""An unmodified server and the real OpenAI client: the tracer's figures against the client's own
+stopwatch."""
 
 from __future__ import annotations
 
@@ -60,17 +61,24 @@ sent_at: contextvars.ContextVar[list[int]] = contextvars.ContextVar("sent_at")
 
 
 async def _note_sending(_request: object) -> None:
-    """The client hands the built request to its connection: building it is the client's own time."""
+    """The client hands the built request to its connection: building it is the client's own
+    time."""
     sent_at.get([]).append(time.monotonic_ns())
 
 
-async def ask(client: openai.AsyncOpenAI, model: str, question: str, limit: int, **more: object) -> Stopwatch:
+async def ask(
+    client: openai.AsyncOpenAI, model: str, question: str, limit: int, **more: object
+) -> Stopwatch:
     sent: list[int] = []
     sent_at.set(sent)
     first = last = tokens = 0
     rid, text, reason = "", "", None
     stream = await client.chat.completions.create(
-        model=model, messages=[{"role": "user", "content": question}], max_tokens=limit, stream=True, **more
+        model=model,
+        messages=[{"role": "user", "content": question}],
+        max_tokens=limit,
+        stream=True,
+        **more,
     )
     async for chunk in stream:
         now = time.monotonic_ns()
@@ -88,11 +96,15 @@ async def ask(client: openai.AsyncOpenAI, model: str, question: str, limit: int,
 
 def client_of(server: Server) -> openai.AsyncOpenAI:
     connection = openai.DefaultAsyncHttpxClient(event_hooks={"request": [_note_sending]})
-    return openai.AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0, http_client=connection)
+    return openai.AsyncOpenAI(
+        base_url=server.url, api_key="none", max_retries=0, http_client=connection
+    )
 
 
 def view(views: tuple[RequestView, ...] | list[RequestView], rid: str) -> RequestView:
-    (found,) = [view for view in views if rid in (view.id, view.client_id) or rid.startswith(view.id)]
+    (found,) = [
+        view for view in views if rid in (view.id, view.client_id) or rid.startswith(view.id)
+    ]
     return found
 
 
@@ -104,8 +116,8 @@ def agrees(ours_ms: float | None, theirs_ns: int, lateness_ms: float) -> bool:
 
 
 class Lateness:
-    """How late this process gets its turn: what it adds to every instant that it notes. Near nothing on an idle
-    machine, many milliseconds where others compete for the cores."""
+    """How late this process gets its turn: what it adds to every instant that it notes. Near
+    nothing on an idle machine, many milliseconds where others compete for the cores."""
 
     async def __aenter__(self) -> Lateness:
         self._late: list[float] = []
@@ -160,14 +172,21 @@ async def test_one_after_another_the_clients_stopwatch_agrees(server: Server) ->
         assert [stage.status for stage in seen.stages] == [Status.MEASURED] * 12
         differences.append((seen.ttft_ms or 0) - (watch.first - watch.sent) / 1e6)
         differences.append((seen.e2e_ms or 0) - (watch.last - watch.sent) / 1e6)
-    print("tracer - stopwatch, ms:", [round(d, 2) for d in differences], f"client late by {lateness.ms:.2f} ms")
+    print(
+        "tracer - stopwatch, ms:",
+        [round(d, 2) for d in differences],
+        f"client late by {lateness.ms:.2f} ms",
+    )
     close = [
         agrees(view(list(views), w.rid).ttft_ms, w.first - w.sent, lateness.ms)
         and agrees(view(list(views), w.rid).e2e_ms, w.last - w.sent, lateness.ms)
         for w in watches
     ]
-    # Whatever else the machine runs delays the client's process, never the other way round: the median request agrees.
-    assert statistics.median(abs(difference) for difference in differences) <= 2.0 + lateness.ms, differences
+    # Whatever else the machine runs delays the client's process, never the other way round: the
+    # median request agrees.
+    assert statistics.median(abs(difference) for difference in differences) <= 2.0 + lateness.ms, (
+        differences
+    )
     assert close.count(True) >= len(close) / 2, differences
     shares = [(v.unattributed_ms or 0) / (v.e2e_ms or 1) for v in views if v.phase is Phase.DONE]
     assert statistics.quantiles(shares, n=20, method="inclusive")[-1] < 0.01, shares
@@ -206,7 +225,10 @@ async def test_a_whole_answer_is_handed_out_at_its_end(server: Server) -> None:
     client = client_of(server)
     with server.collect() as collector:
         answer = await client.chat.completions.create(
-            model=server.model, messages=[{"role": "user", "content": "Name a fruit."}], max_tokens=8, user="team-a"
+            model=server.model,
+            messages=[{"role": "user", "content": "Name a fruit."}],
+            max_tokens=8,
+            user="team-a",
         )
         collector.stop()
     seen = view(list(folded(collector).snapshot().requests), answer.id)
@@ -225,9 +247,11 @@ async def test_a_client_that_hangs_up_is_told_as_cancelled(server: Server) -> No
     client = client_of(server)
     with server.collect() as collector:
         stream = await client.chat.completions.create(
-            model=server.model, messages=[{"role": "user", "content": "Write a long story."}], max_tokens=400,
+            model=server.model,
+            messages=[{"role": "user", "content": "Write a long story."}],
+            max_tokens=400,
             stream=True,
-        )  # fmt: skip
+        )
         rid, seen = "", 0
         async for chunk in stream:
             rid, seen = chunk.id, seen + 1
@@ -250,7 +274,10 @@ async def test_a_client_id_used_twice_at_once_does_not_kill_the_engine(server: S
     client = client_of(server)
     with server.collect() as collector:
         watches = await asyncio.gather(
-            *(ask(client, server.model, "Say hello.", 12, extra_headers={"X-Request-Id": "same"}) for _ in range(3))
+            *(
+                ask(client, server.model, "Say hello.", 12, extra_headers={"X-Request-Id": "same"})
+                for _ in range(3)
+            )
         )
         collector.stop()
     assert all(watch.tokens > 0 for watch in watches)
@@ -272,7 +299,9 @@ async def test_a_shared_start_is_a_hit_and_a_long_prompt_comes_in_chunks(server:
     cold, warm = view(views, first.rid), view(views, second.rid)
     assert (cold.prompt_tokens or 0) > 512
     assert len(cold.chunks) >= 3
-    assert sum(chunk.tokens for chunk in cold.chunks) == (cold.prompt_tokens or 0) - (cold.cached_tokens or 0)
+    assert sum(chunk.tokens for chunk in cold.chunks) == (cold.prompt_tokens or 0) - (
+        cold.cached_tokens or 0
+    )
     assert (warm.cached_tokens or 0) > (cold.prompt_tokens or 0) * 0.9
     assert (warm.prefill_ms or 0) < (cold.prefill_ms or 0) / 2
 
@@ -291,28 +320,47 @@ async def test_a_wrong_request_is_closed_with_its_status(server: Server) -> None
     assert seen.status_code == 422
 
 
-async def test_with_eight_clients_at_once_what_lies_outside_the_server_is_told(server: Server) -> None:
+async def test_with_eight_clients_at_once_what_lies_outside_the_server_is_told(
+    server: Server,
+) -> None:
     from tracer.demo.clients import Stopwatch as ClientWatch
     from tracer.demo.demo import outside_server
 
     client = client_of(server)
     with server.collect() as collector:
         watches = await asyncio.gather(
-            *(ask(client, server.model, QUESTIONS[n % len(QUESTIONS)], 12, extra_headers={"X-Request-Id": f"c{n}"})
-              for n in range(8))
-        )  # fmt: skip
+            *(
+                ask(
+                    client,
+                    server.model,
+                    QUESTIONS[n % len(QUESTIONS)],
+                    12,
+                    extra_headers={"X-Request-Id": f"c{n}"},
+                )
+                for n in range(8)
+            )
+        )
         collector.stop()
     seen = folded(collector).snapshot().requests
     assert len(seen) == 8
     records = {
-        f"c{n}": ClientWatch(kind="question", client_id=f"c{n}", rid=w.rid, streaming=True, sent=w.sent, first=w.first,
-                             last=w.last, done=w.last)
+        f"c{n}": ClientWatch(
+            kind="question",
+            client_id=f"c{n}",
+            rid=w.rid,
+            streaming=True,
+            sent=w.sent,
+            first=w.first,
+            last=w.last,
+            done=w.last,
+        )
         for n, w in enumerate(watches)
-    }  # fmt: skip
+    }
     outside = outside_server(records, seen)
     print("outside the server:", outside)
     assert outside["ttft"]["count"] == outside["e2e"]["count"] == 8
-    # The clock is the same one: a client cannot have seen its token before the server handed it out.
+    # The clock is the same one: a client cannot have seen its token before the server handed it
+    # out.
     assert outside["ttft"]["p50_ms"] > -1
     by_hand = sorted(
         (w.first - w.sent) / 1e6 - (view(list(seen), w.rid).ttft_ms or 0) for w in watches
@@ -323,13 +371,15 @@ async def test_with_eight_clients_at_once_what_lies_outside_the_server_is_told(s
 JSON = {"Content-Type": "application/json"}
 ERRORS = {
     "no JSON": (b"{", "/chat/completions"),
-    "a field that is not taken": (b'{"model": "M", "messages": [{"role": "user", "content": "Hi"}], "x": 2}',
-                                  "/chat/completions"),
+    "a field that is not taken": (
+        b'{"model": "M", "messages": [{"role": "user", "content": "Hi"}], "x": 2}',
+        "/chat/completions",
+    ),
     "no messages": (b'{"model": "M"}', "/chat/completions"),
     "messages of another kind": (b'{"model": "M", "messages": [1]}', "/chat/completions"),
     "a prompt of another kind": (b'{"model": "M", "prompt": 3}', "/completions"),
     "an input of another kind": (b'{"model": "M", "input": 3}', "/responses"),
-}  # fmt: skip
+}
 
 
 class Serving(Protocol):
@@ -353,9 +403,13 @@ def post(server: Serving, path: str, body: bytes) -> int:
         return error.code
 
 
-async def test_an_error_is_a_failure_with_its_status_and_no_sample_of_a_latency(server: Server) -> None:
+async def test_an_error_is_a_failure_with_its_status_and_no_sample_of_a_latency(
+    server: Server,
+) -> None:
     with server.collect() as collector:
-        statuses = [await asyncio.to_thread(post, server, path, body) for body, path in ERRORS.values()]
+        statuses = [
+            await asyncio.to_thread(post, server, path, body) for body, path in ERRORS.values()
+        ]
         watch = await ask(client_of(server), server.model, "Say hello.", 3)
         collector.stop()
     assert min(statuses) >= 400, statuses
@@ -363,18 +417,24 @@ async def test_an_error_is_a_failure_with_its_status_and_no_sample_of_a_latency(
     snapshot = folded(collector).snapshot(window_s=math.inf)
     *wrong, right = snapshot.requests
     assert [seen.status_code for seen in wrong] == statuses
-    assert [seen.finish_reason for seen in wrong] == ["rejected" if code < 500 else "failed" for code in statuses]
+    assert [seen.finish_reason for seen in wrong] == [
+        "rejected" if code < 500 else "failed" for code in statuses
+    ]
     assert right.id == watch.rid or watch.rid.startswith(right.id)
     assert all(seen.ttft_ms is None for seen in wrong)
     assert (snapshot.finished, snapshot.failed) == (len(statuses) + 1, len(statuses))
     assert (snapshot.timers["ttft"].count, snapshot.timers["e2e"].count) == (1, 1)
 
 
-@pytest.mark.parametrize("asked", [{}, {"stream": True}, {"stream": False}], ids=["by default", "asked", "not"])
+@pytest.mark.parametrize(
+    "asked", [{}, {"stream": True}, {"stream": False}], ids=["by default", "asked", "not"]
+)
 async def test_first_token_of_a_response_that_streams_unless_told_not_to(
     server: Server, asked: dict[str, bool]
 ) -> None:
-    body = json.dumps({"model": server.model, "input": "Count from one to ten.", "max_output_tokens": 12, **asked})
+    body = json.dumps(
+        {"model": server.model, "input": "Count from one to ten.", "max_output_tokens": 12, **asked}
+    )
 
     def read() -> tuple[bool, int]:
         """Whether the answer was streamed, and how many lines of it carried output."""
@@ -393,7 +453,11 @@ async def test_first_token_of_a_response_that_streams_unless_told_not_to(
     (seen,) = state.snapshot().requests
     assert seen.streaming == streamed
     # The server writes before it has a token ("created", "in progress"): that is no first token.
-    assert request.received is not None and request.first_token is not None and request.stream_end is not None
+    assert (
+        request.received is not None
+        and request.first_token is not None
+        and request.stream_end is not None
+    )
     assert request.received < request.first_token < request.stream_end
     last = request.finished
     assert last is not None
@@ -402,14 +466,17 @@ async def test_first_token_of_a_response_that_streams_unless_told_not_to(
 
 
 async def test_a_client_that_leaves_the_queue_is_no_sample(server: Server) -> None:
-    """One request keeps all blocks of the pool for itself; those behind it are given up before their turn comes."""
+    """One request keeps all blocks of the pool for itself; those behind it are given up before
+    their turn comes."""
     client = client_of(server)
     with server.collect() as collector:
         long = asyncio.create_task(ask(client, server.model, "Tell a long story. " * 180, 24))
         while not collector.of(events.Scheduled):
             await asyncio.sleep(0.01)
         behind = [
-            asyncio.create_task(ask(client, server.model, "Tell a long story about the sea. " * 180, 24))
+            asyncio.create_task(
+                ask(client, server.model, "Tell a long story about the sea. " * 180, 24)
+            )
             for _ in range(3)
         ]
         while len(collector.of(events.Queued)) < 4:

@@ -31,7 +31,10 @@ def server(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def answer(server: Server, tokens: int = 32) -> str:
     client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0)
     done = client.chat.completions.create(
-        model=server.model, messages=[{"role": "user", "content": QUESTION}], max_tokens=tokens, temperature=0
+        model=server.model,
+        messages=[{"role": "user", "content": QUESTION}],
+        max_tokens=tokens,
+        temperature=0,
     )
     assert done.usage is not None
     assert done.usage.completion_tokens == tokens
@@ -40,7 +43,9 @@ def answer(server: Server, tokens: int = 32) -> str:
 
 def viewer(server: Server) -> subprocess.Popen[str]:
     (path,) = server.sockets.glob("*.sock")
-    process = subprocess.Popen([sys.executable, str(VIEWER), str(path)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, str(VIEWER), str(path)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     process.stdout.readline()
     return process
@@ -75,7 +80,9 @@ def test_a_viewer_that_is_killed_stopped_or_gone_changes_no_token(server: Server
     assert server.process.poll() is None
 
 
-def test_an_engine_that_ends_with_viewers_attached_ends_as_without(model_dir: Path, tmp_path: Path) -> None:
+def test_an_engine_that_ends_with_viewers_attached_ends_as_without(
+    model_dir: Path, tmp_path: Path
+) -> None:
     with serving(model_dir, tmp_path) as server:
         answer(server, 4)
         watching, frozen = viewer(server), viewer(server)
@@ -85,6 +92,7 @@ def test_an_engine_that_ends_with_viewers_attached_ends_as_without(model_dir: Pa
         assert watching.wait(timeout=20) == 0
         frozen.kill()
         frozen.wait()
-        # The server ends by its signal, past every exit handler: what it leaves is swept away by the next who looks.
+        # The server ends by its signal, past every exit handler: what it leaves is swept away by
+        # the next who looks.
         assert discover(server.sockets) == []
         assert not list(server.sockets.glob("*.sock"))

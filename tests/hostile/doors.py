@@ -1,7 +1,9 @@
-"""The doors through which outside bytes come in: each command in this process, and the screens on a captured terminal.
+"""The doors through which outside bytes come in: each command in this process, and the screens on a
+captured terminal.
 
-Whatever comes in, a command exits with 0 or 2, says why in lines of its own, shows no traceback, and prints no
-character that steers a terminal; a screen sends its own sequences and text, nothing else.
+Whatever comes in, a command exits with 0 or 2, says why in lines of its own, shows no traceback,
+and prints no character that steers a terminal; a screen sends its own sequences and text, nothing
+else.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from tracer.format.text import clean
 STEERING: Final = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\xad\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u206f\ufeff]"
 )
-"""What no line for people holds, said here again: a hole in `tracer.format.text` must not be a hole in its test."""
+"""What no line for people holds, said here again: a hole in `tracer.format.text` must not be a hole
+in its test."""
 OWN: Final = re.compile(
     r"\x1b\[(?!666)[0-9;]*[mHKJABCDG]|\x1b\[\?[0-9;]+[hlu]|\x1b\]22;[a-z]*\x07|\x1b\[[<>=][0-9;]*[uct]?|\x1b\[\?[0-9;]+\$p"
     r"|\x1b\[[0-9;]*[ct]|\r|\n"
 )
-"""Sequences that a screen itself writes: styles, cursor, modes, the pointer's shape, questions about the terminal."""
+"""Sequences that a screen itself writes: styles, cursor, modes, the pointer's shape, questions
+about the terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,8 @@ class Outcome:
 
 
 def run(arguments: Sequence[str]) -> Outcome:
-    """Run ``tracer ARGUMENTS`` here, its output in files that are no terminal, as strict as real ones."""
+    """Run ``tracer ARGUMENTS`` here, its output in files that are no terminal, as strict as real
+    ones."""
     out, err = (
         io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors=how, write_through=True)
         for how in ("strict", "backslashreplace")
@@ -63,12 +68,17 @@ def run(arguments: Sequence[str]) -> Outcome:
 
 def check(done: Outcome) -> None:
     """It ended well, or said in one line of its own why not. Raises AssertionError."""
-    told = f"{' '.join(map(clean, done.arguments))}: exit {done.code}\n{clean(done.err[-600:], keep_newlines=True)}"
+    told = (
+        f"{' '.join(map(clean, done.arguments))}: exit "
+        f"{done.code}\n{clean(done.err[-600:], keep_newlines=True)}"
+    )
     assert done.code in (0, 2), told
     assert "Traceback" not in done.err + done.out, told
     for text in (done.out, done.err):
         found = STEERING.search(text)
-        assert found is None, f"{told}\nsteers: {text[max(0, found.start() - 60) : found.start() + 20]!r}"
+        assert found is None, (
+            f"{told}\nsteers: {text[max(0, found.start() - 60) : found.start() + 20]!r}"
+        )
     lines = done.err.splitlines()
     assert all(line.startswith("tracer") for line in lines), told
     if done.code == 2:

@@ -10,7 +10,15 @@ from typing import Any, Final
 
 import msgspec
 
-from engine_hooks.protocol.blocks import EVENTS, INDEX, KEYFRAME, Speaker, make_block, preamble, tail
+from engine_hooks.protocol.blocks import (
+    EVENTS,
+    INDEX,
+    KEYFRAME,
+    Speaker,
+    make_block,
+    preamble,
+    tail,
+)
 from engine_hooks.protocol.blocks import MARK as MARK_KIND
 from engine_hooks.protocol.clock import NS_PER_S
 from engine_hooks.protocol.recorder import Recorder
@@ -22,8 +30,8 @@ from tracer.recording.keyframes.keyframer import Keyframer
 
 
 def recording(pick: random.Random, path: Path, mild: bool = False) -> None:
-    """A trace file: what a viewer recorded of a hostile peer, or blocks that a hostile writer made; now and then
-    damaged."""
+    """A trace file: what a viewer recorded of a hostile peer, or blocks that a hostile writer made;
+    now and then damaged."""
     if mild or pick.random() < 0.6:
         _recorded(pick, path, mild)
     else:
@@ -63,31 +71,49 @@ def _written(pick: random.Random, path: Path) -> None:
     blocks = []
     for number in range(pick.randrange(1, 5)):
         kind = pick.choice((EVENTS, EVENTS, EVENTS, KEYFRAME, MARK_KIND, INDEX, 77))
-        times = {"first": payloads.number(pick), "last": payloads.number(pick)} if pick.random() < 0.4 else {}
+        times = (
+            {"first": payloads.number(pick), "last": payloads.number(pick)}
+            if pick.random() < 0.4
+            else {}
+        )
         try:
             blocks.append(
-                make_block(kind, _content(pick, kind), number=number, count=pick.choice((0, 7, 2**31)), **times)
+                make_block(
+                    kind,
+                    _content(pick, kind),
+                    number=number,
+                    count=pick.choice((0, 7, 2**31)),
+                    **times,
+                )
             )
         except Exception:  # a header that cannot be written is no file
             blocks.append(make_block(kind, _content(pick, kind), number=number))
     data = preamble(with_text=pick.random() < 0.5) + b"".join(blocks)
-    path.write_bytes(data + tail(pick.choice((0, 24, len(data), 2**63))) if pick.random() < 0.4 else data)
+    path.write_bytes(
+        data + tail(pick.choice((0, 24, len(data), 2**63))) if pick.random() < 0.4 else data
+    )
 
 
 def _content(pick: random.Random, kind: int) -> bytes:
     if kind == MARK_KIND:
-        return msgspec.msgpack.encode([pick.choice(NUMBERS), text(pick).encode("utf-8", "replace").decode()])
+        return msgspec.msgpack.encode(
+            [pick.choice(NUMBERS), text(pick).encode("utf-8", "replace").decode()]
+        )
     if kind != EVENTS:
-        return pick.choice((b"", b"\xc1", pick.randbytes(200), msgspec.msgpack.encode([1, [], {}, None, "x"])))
+        return pick.choice(
+            (b"", b"\xc1", pick.randbytes(200), msgspec.msgpack.encode([1, [], {}, None, "x"]))
+        )
     try:
-        speaker = msgspec.msgpack.encode(Speaker(pick.choice(("one", text(pick))), payloads.header(pick, "one")))
+        speaker = msgspec.msgpack.encode(
+            Speaker(pick.choice(("one", text(pick))), payloads.header(pick, "one"))
+        )
     except (OverflowError, UnicodeEncodeError):
         speaker = msgspec.msgpack.encode([2, "one", None, 0])
     frames = list(payloads.frames(pick))[1:] if pick.random() < 0.8 else [payloads.stream(pick)[1]]
     return (len(speaker).to_bytes(4, "little") + speaker + b"".join(frames))[: 4 << 20]
 
 
-# --- files of other tools --------------------------------------------------------------------------------------------
+# --- files of other tools -------------------------------------------------------------------------
 
 
 def hostile_json(pick: random.Random, depth: int = 0) -> Any:
@@ -97,7 +123,19 @@ def hostile_json(pick: random.Random, depth: int = 0) -> Any:
         return [hostile_json(pick, depth + 1) for _ in range(pick.randrange(4))]
     if kind == 7:
         return {_word(pick): hostile_json(pick, depth + 1) for _ in range(pick.randrange(4))}
-    return pick.choice((None, True, pick.choice(NUMBERS), 10**30, float("nan"), float("inf"), -1e308, 0.5, _word(pick)))
+    return pick.choice(
+        (
+            None,
+            True,
+            pick.choice(NUMBERS),
+            10**30,
+            float("nan"),
+            float("inf"),
+            -1e308,
+            0.5,
+            _word(pick),
+        )
+    )
 
 
 def _word(pick: random.Random) -> str:
@@ -115,7 +153,11 @@ def _mutated(pick: random.Random, value: Any, share: float) -> Any:
             if pick.random() > share / 3
         }
     if isinstance(value, list):
-        return [_mutated(pick, one, share) for one in value for _ in range(1 + (pick.random() < share / 3))]
+        return [
+            _mutated(pick, one, share)
+            for one in value
+            for _ in range(1 + (pick.random() < share / 3))
+        ]
     return value
 
 
@@ -142,7 +184,9 @@ def spans(pick: random.Random, path: Path) -> None:
         )
     elif kind < 4:
         lines = (SPANS / pick.choice(("sglang.jsonl", "vllm.json"))).read_text().splitlines()
-        documents = [json.loads(line) for line in (lines if lines[0].endswith("}") else ["\n".join(lines)])]
+        documents = [
+            json.loads(line) for line in (lines if lines[0].endswith("}") else ["\n".join(lines)])
+        ]
         share = pick.choice((0.001, 0.01, 0.1))
         path.write_text("\n".join(json.dumps(_mutated(pick, one, share)) for one in documents))
     else:
@@ -163,7 +207,9 @@ def spans(pick: random.Random, path: Path) -> None:
 
 def chrome(pick: random.Random, path: Path, exported: bytes) -> None:
     """A Chrome trace that was exported here, and then changed."""
-    path.write_text(json.dumps(_mutated(pick, json.loads(exported), pick.choice((0.0005, 0.01, 0.1)))))
+    path.write_text(
+        json.dumps(_mutated(pick, json.loads(exported), pick.choice((0.0005, 0.01, 0.1))))
+    )
 
 
 def alerts(pick: random.Random, path: Path) -> None:
@@ -195,7 +241,11 @@ def alerts(pick: random.Random, path: Path) -> None:
         lines.append(pick.choice(("[[alert]]",) * 9 + ("[alert]", "[[other]]", "[[alert")))
         rule = pick.choice(('"ttft_p95@1m>2s"', '"queue_depth>0"', value()))
         lines.append(f"rule = {rule}")
-        lines += [f"{key} = {value()}" for key in ("name", "for", "severity", "exit", "x") if pick.random() < 0.3]
+        lines += [
+            f"{key} = {value()}"
+            for key in ("name", "for", "severity", "exit", "x")
+            if pick.random() < 0.3
+        ]
     data = "\n".join(lines).encode("utf-8", "replace")
     path.write_bytes(
         data
@@ -226,18 +276,26 @@ def config(pick: random.Random, path: Path) -> None:
     if isinstance(made, dict) and pick.random() < 0.5:
         for key in made:
             if pick.random() < 0.15:
-                made[key] = pick.choice((*NUMBERS, 10**30, float("nan"), float("inf"), 0.5, _word(pick), None, [], {}))
+                made[key] = pick.choice(
+                    (*NUMBERS, 10**30, float("nan"), float("inf"), 0.5, _word(pick), None, [], {})
+                )
         made.update(
             {
                 key: hostile_json(pick)
-                for key in ("num_local_experts", "quantization_config", "sliding_window", "text_config", "layer_types")
+                for key in (
+                    "num_local_experts",
+                    "quantization_config",
+                    "sliding_window",
+                    "text_config",
+                    "layer_types",
+                )
                 if pick.random() < 0.1
             }
         )
     path.write_text(json.dumps(made))
 
 
-# --- commands --------------------------------------------------------------------------------------------------------
+# --- commands -------------------------------------------------------------------------------------
 
 FORMATS: Final = ("perfetto", "chrome", "otlp", "csv", "parquet", "html", "svg")
 CHANGES: Final = (
@@ -298,7 +356,11 @@ class Files:
             self._trace(pick),
             *(["--json"] if pick.random() < 0.4 else []),
             *(["--slo", pick.choice(SLOS)] if pick.random() < 0.1 else []),
-            *(["--request", pick.choice(("req-1", "", MARK, "req-2", text(pick)))] if pick.random() < 0.5 else []),
+            *(
+                ["--request", pick.choice(("req-1", "", MARK, "req-2", text(pick)))]
+                if pick.random() < 0.5
+                else []
+            ),
         ]
 
     def _diagnose(self, pick: random.Random) -> list[str]:
@@ -339,13 +401,27 @@ class Files:
     def _metrics(self, pick: random.Random) -> list[str]:
         path = self.folder / "alerts.toml"
         alerts(pick, path)
-        return ["metrics", self._trace(pick), *(["--alerts", str(path)] if pick.random() < 0.7 else [])]
+        return [
+            "metrics",
+            self._trace(pick),
+            *(["--alerts", str(path)] if pick.random() < 0.7 else []),
+        ]
 
     def _fit(self, pick: random.Random) -> list[str]:
         how = ["--fit", self._trace(pick, pick.random() < 0.7)]
         if pick.random() < 0.5:
-            how = ["--what-if", self._trace(pick, pick.random() < 0.7), pick.choice((*CHANGES, text(pick)))]
-        return ["budget", "--device", "h100-sxm", *(["--json"] if pick.random() < 0.4 else []), *how]
+            how = [
+                "--what-if",
+                self._trace(pick, pick.random() < 0.7),
+                pick.choice((*CHANGES, text(pick))),
+            ]
+        return [
+            "budget",
+            "--device",
+            "h100-sxm",
+            *(["--json"] if pick.random() < 0.4 else []),
+            *how,
+        ]
 
     def _model(self, pick: random.Random) -> list[str]:
         path = self.folder / "config.json"

@@ -1,4 +1,5 @@
-"""What a hostile peer says: texts that steer terminals, numbers that cannot be, and streams that are none."""
+"""What a hostile peer says: texts that steer terminals, numbers that cannot be, and streams that
+are none."""
 
 from __future__ import annotations
 
@@ -10,13 +11,21 @@ from typing import Any, Final
 import msgspec
 
 from engine_hooks.protocol.clock import NS_PER_S, ClockAnchor
-from engine_hooks.protocol.events import EVENT_TYPES, SCHEMA_VERSION, Event, Header, Prompt, pack_u32
+from engine_hooks.protocol.events import (
+    EVENT_TYPES,
+    SCHEMA_VERSION,
+    Event,
+    Header,
+    Prompt,
+    pack_u32,
+)
 from engine_hooks.protocol.frames import MAX_FRAME, Batch, Hello, encode, encode_events
 from tests.state.traces import simulate
 from tests.tui.timeline import ENGINE
 
 MARK: Final = "\x1b[666;13m"
-"""A sequence that no program of ours writes: found in what reaches a terminal, it came from a payload."""
+"""A sequence that no program of ours writes: found in what reaches a terminal, it came from a
+payload."""
 SEQUENCES: Final = (
     MARK,
     "\x1b]52;c;cm0gLXJm\x07",
@@ -109,7 +118,10 @@ NO_INTEGERS: Final = (
 
 def text(pick: random.Random) -> str:
     """A text of sequences, marks, markup and wide glyphs; now and then a very long one."""
-    parts = [pick.choice(SEQUENCES if pick.random() < 0.5 else OTHERS) for _ in range(pick.randrange(1, 5))]
+    parts = [
+        pick.choice(SEQUENCES if pick.random() < 0.5 else OTHERS)
+        for _ in range(pick.randrange(1, 5))
+    ]
     made = "".join(part + pick.choice(("", "a", "req-7", " ")) for part in parts)
     return made * pick.choice((20, 3_000)) if pick.random() < 0.02 else made
 
@@ -137,8 +149,8 @@ _VALUES: Final[dict[Any, Callable[[random.Random], Any]]] = {
 
 
 def events(pick: random.Random, mild: bool = False) -> list[Event]:
-    """A small trace of an engine of which some fields, instants or whole events are hostile. `mild`: few, and in a
-    longer one, so that an analysis does not refuse it at once."""
+    """A small trace of an engine of which some fields, instants or whole events are hostile.
+    `mild`: few, and in a longer one, so that an analysis does not refuse it at once."""
     trace = simulate(
         pick.randrange(50),
         requests=6 if mild else pick.randrange(1, 7),
@@ -146,18 +158,30 @@ def events(pick: random.Random, mild: bool = False) -> list[Event]:
         blocks=pick.choice((30, 200)),
         device=pick.random() < 0.3,
     )
-    told = [msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=type(event)) for _, event in trace.events]
+    told = [
+        msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=type(event))
+        for _, event in trace.events
+    ]
     if mild or pick.random() < 0.6:  # one whose model and pool are known
         told.insert(1, msgspec.structs.replace(ENGINE, t=told[0].t))
-    told.insert(len(told) // 2, Prompt(told[len(told) // 2].t, 1, text(pick), number(pick), packed(pick), number(pick)))
+    told.insert(
+        len(told) // 2,
+        Prompt(told[len(told) // 2].t, 1, text(pick), number(pick), packed(pick), number(pick)),
+    )
     share = pick.choice((0.0, 0.001)) if mild else pick.choice((0.0, 0.003, 0.02, 0.1, 0.5, 1.0))
     names = pick.random() < 0.7
     for event in told:
         for field in msgspec.structs.fields(type(event)):
             if field.name in ("t", "key"):
                 if pick.random() < share / 20:
-                    setattr(event, field.name, _instant(pick, event.t) if field.name == "t" else number(pick))
-            elif pick.random() < (share if field.type is not str or field.name == "rid" else share + 0.4 * names):
+                    setattr(
+                        event,
+                        field.name,
+                        _instant(pick, event.t) if field.name == "t" else number(pick),
+                    )
+            elif pick.random() < (
+                share if field.type is not str or field.name == "rid" else share + 0.4 * names
+            ):
                 setattr(event, field.name, _VALUES[field.type](pick))
     for _ in range(pick.randrange(2 if mild else 4)):
         kind = pick.choice(EVENT_TYPES)
@@ -211,7 +235,10 @@ def header(pick: random.Random, source: str = "") -> Header:
         )
     if pick.random() < 0.3:
         said = msgspec.structs.replace(
-            said, pid=number(pick), parent=number(pick), anchor=ClockAnchor(number(pick), number(pick))
+            said,
+            pid=number(pick),
+            parent=number(pick),
+            anchor=ClockAnchor(number(pick), number(pick)),
         )
     return said
 
@@ -226,7 +253,9 @@ def frames(pick: random.Random, source: str = "", mild: bool = False) -> Iterato
     while told:
         size = pick.choice((1, 7, 50))
         yield from encode_events(seq, told[:size], snapshot=pick.random() < 0.1)
-        seq += size + (pick.choice((0, 3, 10**6, 2**41)) if not mild and pick.random() < 0.05 else 0)
+        seq += size + (
+            pick.choice((0, 3, 10**6, 2**41)) if not mild and pick.random() < 0.05 else 0
+        )
         told = told[size:]
 
 
@@ -235,14 +264,17 @@ def _frame(payload: bytes) -> bytes:
 
 
 def _raw(pick: random.Random) -> bytes:
-    """Frames whose fields are of types that no event has: floats that are no numbers, maps, extensions."""
+    """Frames whose fields are of types that no event has: floats that are no numbers, maps,
+    extensions."""
     rows = []
     for event in events(pick)[:20]:
         row = msgspec.to_builtins(event, builtin_types=(bytes,))
         for place in range(1, len(row)):
             if pick.random() < 0.2:
                 row[place] = pick.choice(NO_INTEGERS)
-        rows.append(row if pick.random() < 0.9 else pick.choice((None, 7, "x", [], [99, 1], {"t": 1})))
+        rows.append(
+            row if pick.random() < 0.9 else pick.choice((None, 7, "x", [], [99, 1], {"t": 1}))
+        )
     return _frame(msgspec.msgpack.encode([1, 0, rows, pick.choice((False, True, None, "x"))]))
 
 
@@ -274,7 +306,18 @@ def _newer(pick: random.Random) -> bytes:
 
 def _hello(pick: random.Random) -> bytes:
     return encode(
-        Hello(Header(1, pick.choice(("s", text(pick) or "s")), 1, "engine", text(pick), "h", "b", ClockAnchor(1, 1)))
+        Hello(
+            Header(
+                1,
+                pick.choice(("s", text(pick) or "s")),
+                1,
+                "engine",
+                text(pick),
+                "h",
+                "b",
+                ClockAnchor(1, 1),
+            )
+        )
     )
 
 
@@ -293,14 +336,20 @@ STREAMS: Final[dict[str, Callable[[random.Random], bytes]]] = {
     "newer": _newer,
     "deeply nested": lambda pick: _hello(pick) + _nested(pick) * pick.choice((1, 12)),
     "four billion events": lambda pick: _hello(pick) + _frame(b"\x93\x01\x00\xdd\xff\xff\xff\xff"),
-    "four gigabytes of text": lambda pick: _hello(pick) + _frame(b"\x93\x01\x00\x91\x93\x15\x01\xdb\xff\xff\xff\xff"),
+    "four gigabytes of text": lambda pick: (
+        _hello(pick) + _frame(b"\x93\x01\x00\x91\x93\x15\x01\xdb\xff\xff\xff\xff")
+    ),
     "types that no event has": lambda pick: _hello(pick) + _raw(pick),
-    "no introduction": lambda pick: encode(Batch(0, events(pick)[:3])) if pick.random() < 0.01 else _raw(pick),
+    "no introduction": lambda pick: (
+        encode(Batch(0, events(pick)[:3])) if pick.random() < 0.01 else _raw(pick)
+    ),
     "another name in mid-stream": lambda pick: b"".join(frames(pick, "one")) + _hello(pick),
     "a long introduction": lambda pick: encode(
         Hello(Header(1, text(pick) or "s", 1, "x" * 70_000, "t", "h", "b", ClockAnchor(1, 1)))
     ),
-    "numbers that go back": lambda pick: _hello(pick) + encode(Batch(pick.choice((-1, -(2**63), 2**63 - 1)), [])),
+    "numbers that go back": lambda pick: (
+        _hello(pick) + encode(Batch(pick.choice((-1, -(2**63), 2**63 - 1)), []))
+    ),
 }
 
 

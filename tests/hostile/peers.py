@@ -1,5 +1,5 @@
-"""Hostile peers: sockets as traced processes have them, behind each a stream that nobody vouches for; and the screens
-that show what they say, on a terminal whose bytes are kept."""
+"""Hostile peers: sockets as traced processes have them, behind each a stream that nobody vouches
+for; and the screens that show what they say, on a terminal whose bytes are kept."""
 
 from __future__ import annotations
 
@@ -109,9 +109,12 @@ async def _told(number: int, data: bytes) -> AsyncIterator[Delivery]:
     await asyncio.sleep(0)
 
 
-async def show_streams(streams: Sequence[bytes], pick: random.Random, size: tuple[int, int] = (120, 40)) -> None:
-    """All streams on the live screens at once, as `tracer attach` shows them; keys go through the screens. Raises
-    AssertionError when anything but text and our own sequences is sent to the terminal."""
+async def show_streams(
+    streams: Sequence[bytes], pick: random.Random, size: tuple[int, int] = (120, 40)
+) -> None:
+    """All streams on the live screens at once, as `tracer attach` shows them; keys go through the
+    screens. Raises AssertionError when anything but text and our own sequences is sent to the
+    terminal."""
     bus = Bus()
     for number, data in enumerate(streams):
         bus.add(_told(number, data))

@@ -12,7 +12,14 @@ from typing import Final
 import msgspec
 
 from engine_hooks.protocol.block_maker import known_at
-from engine_hooks.protocol.blocks import EVENTS, HEADER_SIZE, PREAMBLE_SIZE, make_block, read_content, read_header
+from engine_hooks.protocol.blocks import (
+    EVENTS,
+    HEADER_SIZE,
+    PREAMBLE_SIZE,
+    make_block,
+    read_content,
+    read_header,
+)
 from engine_hooks.protocol.events import Engine, Event
 from engine_hooks.protocol.recorder import Recorder
 from engine_hooks.protocol.stream_decoder import Delivery
@@ -20,9 +27,17 @@ from tests.diagnosis.scenario import START, Ask, Lab, Told, steady
 from tests.state.traces import header
 
 MODEL: Final = {
-    "params": 134_515_008, "weight_bytes": 269_030_016, "layers": 30, "hidden": 576, "heads": 9, "kv_heads": 3,
-    "head_dim": 64, "vocab": 49_152, "intermediate": 1_536, "max_context": 8_192,
-}  # fmt: skip
+    "params": 134_515_008,
+    "weight_bytes": 269_030_016,
+    "layers": 30,
+    "hidden": 576,
+    "heads": 9,
+    "kv_heads": 3,
+    "head_dim": 64,
+    "vocab": 49_152,
+    "intermediate": 1_536,
+    "max_context": 8_192,
+}
 S: Final = 1_000_000_000
 MOST_MB: Final = 300
 """What a command may take to read a small file, whatever its stamps."""
@@ -49,11 +64,15 @@ def plain(seconds: float = 12.0) -> Told:
     asks = [Ask(at, prompt=f"system prompt {n} " * 20, output=24, rid=f"req-{n}")
             for n, at in enumerate(steady(3.0, seconds))]  # fmt: skip
     told = sorted(lab.record(asks), key=lambda item: item[0])
-    return [(at, source, msgspec.structs.replace(event, **MODEL) if type(event) is Engine else event)
-            for at, source, event in told]  # fmt: skip
+    return [
+        (at, source, msgspec.structs.replace(event, **MODEL) if type(event) is Engine else event)
+        for at, source, event in told
+    ]
 
 
-def strewn(told: Told, makers: Iterable[Callable[[int], Event]], t: int, places: Sequence[float]) -> Told:
+def strewn(
+    told: Told, makers: Iterable[Callable[[int], Event]], t: int, places: Sequence[float]
+) -> Told:
     """With one stray of each kind at each of these places, 0 the begin and 1 the end."""
     odd = list(told)
     for place in sorted(places, reverse=True):
@@ -79,8 +98,8 @@ def write(path: Path, told: Told) -> Path:
 
 
 def believed_by_its_writer(path: Path) -> Path:
-    """The file as a writer leaves it that believes every stamp: its blocks' times stand still once one was far ahead.
-    Without an index, which says so too."""
+    """The file as a writer leaves it that believes every stamp: its blocks' times stand still once
+    one was far ahead. Without an index, which says so too."""
     from tracer.recording.trace_file import TraceFile
 
     with TraceFile(path) as trace:
@@ -97,7 +116,11 @@ def believed_by_its_writer(path: Path) -> Path:
             first = first or last
         due = last
         content = read_content(found, data[block.offset + HEADER_SIZE : block.end])
-        pieces.append(make_block(EVENTS, content, number=block.number, first=first, last=last, count=block.events))
+        pieces.append(
+            make_block(
+                EVENTS, content, number=block.number, first=first, last=last, count=block.events
+            )
+        )
     path.write_bytes(b"".join(pieces))
     return path
 
@@ -128,7 +151,9 @@ def run(arguments: Sequence[str], folder: Path) -> Measured:
     """Run a command to its end."""
     told = folder / "measured"
     told.unlink(missing_ok=True)
-    done = subprocess.run(command(arguments, told), capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command(arguments, told), capture_output=True, text=True, timeout=300, check=False
+    )
     peak, cpu = measured(told) if told.exists() else (1 << 20, 0.0)
     return Measured(done.returncode, done.stdout, done.stderr, peak, cpu)
 
@@ -137,11 +162,27 @@ def commands(path: Path, other: Path, folder: Path) -> list[list[str]]:
     """Every command that reads a trace."""
     exports = ("perfetto", "chrome", "otlp", "csv", "parquet", "html", "svg")
     return [
-        ["show", str(path)], ["show", str(path), "--json"], ["show", str(path), "--request", "req-3"],
-        ["diagnose", str(path), "--json"], ["diagnose", str(path), "--baseline", str(other)],
-        ["compare", str(path), str(other)], ["compare", str(other), str(path), "--json"],
-        *(["export", str(path), "--to", to, "-o", str(folder / f"out.{to}"), "--force"] for to in exports),
+        ["show", str(path)],
+        ["show", str(path), "--json"],
+        ["show", str(path), "--request", "req-3"],
+        ["diagnose", str(path), "--json"],
+        ["diagnose", str(path), "--baseline", str(other)],
+        ["compare", str(path), str(other)],
+        ["compare", str(other), str(path), "--json"],
+        *(
+            ["export", str(path), "--to", to, "-o", str(folder / f"out.{to}"), "--force"]
+            for to in exports
+        ),
         ["metrics", str(path)],
         ["budget", "--device", "h100-sxm", "--model", "llama-3.1-8b", "--fit", str(path)],
-        ["budget", "--device", "h100-sxm", "--model", "llama-3.1-8b", "--what-if", str(path), "max-num-seqs=4"],
-    ]  # fmt: skip
+        [
+            "budget",
+            "--device",
+            "h100-sxm",
+            "--model",
+            "llama-3.1-8b",
+            "--what-if",
+            str(path),
+            "max-num-seqs=4",
+        ],
+    ]

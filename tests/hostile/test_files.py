@@ -1,4 +1,5 @@
-"""A sample of hostile files for every command that takes one; `python -m tests.bench.hostile` gives ten thousand."""
+"""A sample of hostile files for every command that takes one; `python -m tests.bench.hostile` gives
+ten thousand."""
 
 from __future__ import annotations
 
@@ -90,7 +91,9 @@ def test_a_file_name_steers_no_terminal(sequence: str, tmp_path: Path) -> None:
     ],
     ids=lambda arguments: " ".join(arguments).replace(MARK, "…"),
 )
-def test_an_argument_steers_no_terminal(arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_argument_steers_no_terminal(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TRACER_SOCKET_DIR", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     done = run(arguments)

@@ -43,7 +43,9 @@ async def test_live_screens_of_hostile_peers_send_only_text_and_sequences_of_the
 
 
 @pytest.mark.slow
-async def test_a_replay_of_a_hostile_recording_sends_only_text_and_sequences_of_its_own(tmp_path: Path) -> None:
+async def test_a_replay_of_a_hostile_recording_sends_only_text_and_sequences_of_its_own(
+    tmp_path: Path,
+) -> None:
     shown = 0
     for seed in range(2):
         pick = random.Random(seed)
@@ -70,20 +72,46 @@ def test_hostile_peers_are_listed_and_shown_as_text(sockets: Path) -> None:
 
 
 @pytest.mark.slow
-def test_attached_to_hostile_peers_a_terminal_gets_only_text_and_sequences_of_ours(sockets: Path) -> None:
-    """The program as it is started, on a pseudo-terminal: every byte that reaches it is looked at."""
+def test_attached_to_hostile_peers_a_terminal_gets_only_text_and_sequences_of_ours(
+    sockets: Path,
+) -> None:
+    """The program as it is started, on a pseudo-terminal: every byte that reaches it is looked
+    at."""
     folder = sockets / f"{RUN_PREFIX}hostile"
     peers = Peers(folder, some_streams(random.Random(23), 40), os.getpid())
     env = {
-        name: value for name, value in os.environ.items() if not name.startswith(("TRACER", "COV_", "COLUMNS", "LINES"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TRACER", "COV_", "COLUMNS", "LINES"))
     }
     shown = Terminal(
         [sys.executable, "-m", "tracer", "attach", "hostile"],
-        {**env, "TRACER_SOCKET_DIR": str(sockets), "TERM": "xterm-256color", "COLORTERM": "truecolor"},
+        {
+            **env,
+            "TRACER_SOCKET_DIR": str(sockets),
+            "TERM": "xterm-256color",
+            "COLORTERM": "truecolor",
+        },
     )
     try:
         shown.wait_for_text("LIVE")
-        for key in ("\x1b[B", "\r", "x", "\x1b", "2", "3", "4", "6", "7", "1", "/a\r", "\x1b", "l", "?", "\x1b"):
+        for key in (
+            "\x1b[B",
+            "\r",
+            "x",
+            "\x1b",
+            "2",
+            "3",
+            "4",
+            "6",
+            "7",
+            "1",
+            "/a\r",
+            "\x1b",
+            "l",
+            "?",
+            "\x1b",
+        ):
             shown.type(key)
             shown.read(0.4)
         shown.wait_for(lambda: peers.asked >= len(peers.paths), "every peer to be asked")
@@ -91,9 +119,12 @@ def test_attached_to_hostile_peers_a_terminal_gets_only_text_and_sequences_of_ou
         assert shown.wait_for_end() == 0
         sent = shown.raw.decode("utf-8")
         assert "Traceback" not in sent
-        # What Textual asks a terminal as it starts, and what it puts back, is left out here: no payload can say that.
+        # What Textual asks a terminal as it starts, and what it puts back, is left out here: no
+        # payload can say that.
         check_sent(
-            re.sub("\x1b(?:P\\+q[0-9a-f;]*|\\[[0-9;]*n)?\x1b\\\\", "", sent).replace("\x1b7", "").replace("\x1b8", "")
+            re.sub("\x1b(?:P\\+q[0-9a-f;]*|\\[[0-9;]*n)?\x1b\\\\", "", sent)
+            .replace("\x1b7", "")
+            .replace("\x1b8", "")
         )
     finally:
         shown.close()

@@ -1,5 +1,5 @@
-"""One stray stamp in a recording: every command reads it in little memory and time, and says of the rest what it says
-without the stray."""
+"""One stray stamp in a recording: every command reads it in little memory and time, and says of the
+rest what it says without the stray."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ from engine_hooks.protocol.stamps import set_aside_line
 from tests.cli.terminal import Terminal
 from tests.diagnosis.scenario import START
 from tests.hostile import strays
-from tests.hostile.strays import MOST_MB, Measured, S, believed_by_its_writer, commands, plain, run, strewn, write
+from tests.hostile.strays import (
+    MOST_MB,
+    Measured,
+    S,
+    believed_by_its_writer,
+    commands,
+    plain,
+    run,
+    strewn,
+    write,
+)
 from tests.state.test_stamps import MAKERS, moved
 from tracer.recording.trace_file import TraceFile
 from tracer.replay.cursor import load
@@ -23,9 +33,14 @@ from tracer.replay.player import Player
 
 KINDS: Final = ("Received", "Heartbeat", "Step", "Closed", "Sent")
 STAMPS: Final = {
-    "wall clock": 1_790_000_000 * S, "zero": 0, "negative": -5, "a billion seconds": 10**18,
-    "the last instant": (1 << 62) - 1, "64 bits": (1 << 63) - 1, "in five hours": START + 5 * 3_600 * S,
-}  # fmt: skip
+    "wall clock": 1_790_000_000 * S,
+    "zero": 0,
+    "negative": -5,
+    "a billion seconds": 10**18,
+    "the last instant": (1 << 62) - 1,
+    "64 bits": (1 << 63) - 1,
+    "in five hours": START + 5 * 3_600 * S,
+}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +65,9 @@ def check(done: Measured, arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Received", pytest.param("Heartbeat", marks=pytest.mark.slow)])
-def test_the_wall_clock_among_monotonic_stamps_is_set_aside(kind: str, clean: Path, tmp_path: Path) -> None:
+def test_the_wall_clock_among_monotonic_stamps_is_set_aside(
+    kind: str, clean: Path, tmp_path: Path
+) -> None:
     odd = stray(tmp_path / "odd.trace", kind, STAMPS["wall clock"])
     arguments = ["diagnose", str(odd), "--json"]
     done = run(arguments, tmp_path)
@@ -68,7 +85,9 @@ def test_the_wall_clock_among_monotonic_stamps_is_set_aside(kind: str, clean: Pa
     [(stamp, KINDS[at % len(KINDS)], ((0.0,), (0.5,), (1.0,), (0.2, 0.4, 0.6))[at % 4])
      for at, stamp in enumerate(STAMPS)],
 )  # fmt: skip
-def test_every_command_holds(stamp: str, kind: str, places: tuple[float, ...], clean: Path, tmp_path: Path) -> None:
+def test_every_command_holds(
+    stamp: str, kind: str, places: tuple[float, ...], clean: Path, tmp_path: Path
+) -> None:
     odd = stray(tmp_path / "odd.trace", kind, STAMPS[stamp], places)
     answers = {}
     for arguments in commands(odd, clean, tmp_path):
@@ -89,7 +108,9 @@ def test_a_trace_of_days_takes_no_more(pause_s: int, clean: Path, tmp_path: Path
     """What is drawn, counted or written follows the events, not the time between them."""
     told = plain()
     middle = len(told) // 2
-    later = [(at + pause_s * S, source, moved(event, pause_s * S)) for at, source, event in told[middle:]]
+    later = [
+        (at + pause_s * S, source, moved(event, pause_s * S)) for at, source, event in told[middle:]
+    ]
     path = write(tmp_path / "days.trace", [*told[:middle], *later])
     for arguments in commands(path, clean, tmp_path):
         done = run(arguments, tmp_path)
@@ -101,9 +122,13 @@ def test_a_trace_of_days_takes_no_more(pause_s: int, clean: Path, tmp_path: Path
 
 @pytest.fixture
 def replayed(tmp_path: Path) -> Iterator[Terminal]:
-    odd = believed_by_its_writer(stray(tmp_path / "odd.trace", "Received", STAMPS["wall clock"], (0.5, 1.0)))
+    odd = believed_by_its_writer(
+        stray(tmp_path / "odd.trace", "Received", STAMPS["wall clock"], (0.5, 1.0))
+    )
     env = {**os.environ, "TERM": "xterm-256color"}
-    shown = Terminal(strays.command(["replay", str(odd), "--at", "50%"], tmp_path / "measured"), env)
+    shown = Terminal(
+        strays.command(["replay", str(odd), "--at", "50%"], tmp_path / "measured"), env
+    )
     yield shown
     shown.close()
 
@@ -126,9 +151,13 @@ def test_a_replay_shows_it_and_is_sent_around(replayed: Terminal, tmp_path: Path
 def test_the_timeline_of_a_file_is_that_without_the_stray(
     stamp: str, places: tuple[float, ...], clean: Path, tmp_path: Path
 ) -> None:
-    """Whatever its writer believed: where the file begins and ends, and what is there at any instant."""
+    """Whatever its writer believed: where the file begins and ends, and what is there at any
+    instant."""
     odd = stray(tmp_path / "odd.trace", "Received", STAMPS[stamp], places)
-    for path in (odd, believed_by_its_writer(stray(tmp_path / "old.trace", "Received", STAMPS[stamp], places))):
+    for path in (
+        odd,
+        believed_by_its_writer(stray(tmp_path / "old.trace", "Received", STAMPS[stamp], places)),
+    ):
         with TraceFile(path) as trace, TraceFile(clean) as expected:
             assert (trace.begin, trace.end) == (expected.begin, expected.end)
             times = [t for block in trace.blocks for t in (block.first, block.last)]
@@ -154,8 +183,13 @@ def test_an_import_leaves_spans_out_whose_times_contradict_the_others(tmp_path: 
     document = json.loads((HERE / "vllm.json").read_text())
     spans = document["resourceSpans"][0]["scopeSpans"][0]["spans"]
     usual = read(json.dumps(document).encode())
-    for begin, end in ((0, 5), (0, 1_790_000_000 * S), ((1 << 62) - 1, (1 << 63) - 1), (10**17, 10**17 + 5),
-                       (int(spans[0]["startTimeUnixNano"]), 1 << 62)):  # fmt: skip
+    for begin, end in (
+        (0, 5),
+        (0, 1_790_000_000 * S),
+        ((1 << 62) - 1, (1 << 63) - 1),
+        (10**17, 10**17 + 5),
+        (int(spans[0]["startTimeUnixNano"]), 1 << 62),
+    ):
         odd = json.loads(json.dumps(spans[0]))
         odd.update(startTimeUnixNano=str(begin), endTimeUnixNano=str(end), spanId="odd")
         document["resourceSpans"][0]["scopeSpans"][0]["spans"] = [odd, *spans]

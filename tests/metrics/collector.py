@@ -23,7 +23,9 @@ class Collector:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 if outer.status == 200:
                     headers = {name.lower(): value for name, value in self.headers.items()}
-                    outer.taken.append((self.path, headers, ExportMetricsServiceRequest.FromString(body)))
+                    outer.taken.append(
+                        (self.path, headers, ExportMetricsServiceRequest.FromString(body))
+                    )
                 self.send_response(outer.status)
                 self.end_headers()
 
@@ -38,7 +40,12 @@ class Collector:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self._server.shutdown()
         self._server.server_close()
 

@@ -39,7 +39,9 @@ class Exposed:
     def all(self, name: str, **labels: str) -> list[float]:
         """Every sample of a name with these labels."""
         wanted = set(labels.items())
-        return [value for (known, has), value in self.samples.items() if known == name and wanted <= has]
+        return [
+            value for (known, has), value in self.samples.items() if known == name and wanted <= has
+        ]
 
     def sum(self, name: str, **labels: str) -> float:
         """Their sum."""

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from engine_hooks.protocol.events import Engine, EngineStatus, Gap, Heartbeat, Queued, Received, Scheduled
+from engine_hooks.protocol.events import (
+    Engine,
+    EngineStatus,
+    Gap,
+    Heartbeat,
+    Queued,
+    Received,
+    Scheduled,
+)
 from tests.metrics.exposed import scraped
 from tests.metrics.test_tally import one
 from tests.state.traces import MS, START, S
@@ -106,14 +114,21 @@ def test_latencies_over_a_window() -> None:
 
 
 def test_figures_and_document_say_how_it_stands() -> None:
-    watched = Watched(Alert("queue", parse("waiting>0"), exit=True), Alert("other", parse("kv>95%")))
+    watched = Watched(
+        Alert("queue", parse("waiting>0"), exit=True), Alert("other", parse("kv>95%"))
+    )
     watched.queue(1)
     watched.second(2)
     exposed = scraped(watched.alerts.families())
     assert exposed.one("tracer_alert_firing", alert="queue", severity="warning") == 1
     assert exposed.one("tracer_alert_fired_total", alert="other") == 0
     first, other = watched.alerts.to_document(START)
-    assert (first["name"], first["firing"], first["fired"], first["first_fired_ms"]) == ("queue", True, 1, 1000.0)
+    assert (first["name"], first["firing"], first["fired"], first["first_fired_ms"]) == (
+        "queue",
+        True,
+        1,
+        1000.0,
+    )
     assert other["reason"] == "" and other["last_fired_ms"] is None
     assert [alert.name for alert in watched.alerts.failed] == ["queue"]
 
@@ -121,45 +136,73 @@ def test_figures_and_document_say_how_it_stands() -> None:
 def test_a_file_says_it_all(tmp_path: Path) -> None:
     path = tmp_path / "alerts.toml"
     path.write_text(
-        '[[alert]]\nname = "slow first token"\nrule = "ttft_p95@1m>2s"\nfor = "1.5m"\nseverity = "critical"\n'
-        'exit = true\n[[alert]]\nrule = "preemption"\n[[alert]]\nrule = "finding"\n[[alert]]\nrule="stall"\nfor=2\n'
+        '[[alert]]\nname = "slow first token"\nrule = "ttft_p95@1m>2s"\nfor = "1.5m"\nseverity = '
+        '"critical"\n'
+        'exit = true\n[[alert]]\nrule = "preemption"\n[[alert]]\nrule = '
+        '"finding"\n[[alert]]\nrule="stall"\nfor=2\n'
     )
     slow, preemption, finding, stall = Alerts.load(path, lambda state: ()).alerts
-    assert (slow.name, slow.held_s, slow.severity, slow.exit) == ("slow first token", 90.0, "critical", True)
-    assert (preemption.name, preemption.held_s, preemption.severity) == ("preemption", 0.0, "warning")
+    assert (slow.name, slow.held_s, slow.severity, slow.exit) == (
+        "slow first token",
+        90.0,
+        "critical",
+        True,
+    )
+    assert (preemption.name, preemption.held_s, preemption.severity) == (
+        "preemption",
+        0.0,
+        "warning",
+    )
     assert finding.rule.momentary and not stall.rule.momentary and stall.held_s == 2.0
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = [", "is no TOML"), ("", "has no [[alert]]"), ("alert = 3", "has no [[alert]]"),
+        ("x = [", "is no TOML"),
+        ("", "has no [[alert]]"),
+        ("alert = 3", "has no [[alert]]"),
         ("[[alarm]]\n", "alarm is no table of it; alerts begin with [[alert]]"),
         ("[[alert]]\n", "alert 1: rule: is missing"),
         ('[[alert]]\nrule = "ttft"\n', "alert 1: rule: 'ttft' is no rule"),
         ('[[alert]]\nrule = "speed>3"\n', "no such figure as speed"),
         ("[[alert]]\nrule = 3\n", "rule: 3 is not what it takes"),
-        ('[[alert]]\nrule = "stall"\nwhen = 1\n', "alert 1: when: no such key; there are name, rule"),
-        ('[[alert]]\nrule = "stall"\n[[alert]]\nrule = "dead"\nfor = "soon"\n', "alert 2: for: 'soon' is no time"),
+        (
+            '[[alert]]\nrule = "stall"\nwhen = 1\n',
+            "alert 1: when: no such key; there are name, rule",
+        ),
+        (
+            '[[alert]]\nrule = "stall"\n[[alert]]\nrule = "dead"\nfor = "soon"\n',
+            "alert 2: for: 'soon' is no time",
+        ),
         ('[[alert]]\nrule = "stall"\nfor = true\n', "for: True is not what it takes"),
         ('[[alert]]\nrule = "stall"\nfor = -1\n', "for: '-1' is no time"),
         ('[[alert]]\nrule = "gap"\nfor = "10s"\n', "for: gap happens at one instant"),
-        ('[[alert]]\nrule = "stall"\nseverity = "high"\n', "'high' is none of info, warning, critical"),
+        (
+            '[[alert]]\nrule = "stall"\nseverity = "high"\n',
+            "'high' is none of info, warning, critical",
+        ),
         ('[[alert]]\nrule = "stall"\nexit = 1\n', "exit: 1 is not what it takes"),
         ('[[alert]]\nrule = "stall"\nname = " "\n', "name: is empty"),
-        ('[[alert]]\nrule = "stall"\n[[alert]]\nrule = "stall"\n', "alert 2: name: another one is called 'stall'"),
+        (
+            '[[alert]]\nrule = "stall"\n[[alert]]\nrule = "stall"\n',
+            "alert 2: name: another one is called 'stall'",
+        ),
         ('[[alert]]\nrule = "stall"\n' * 101, "more than 100 alerts"),
-        ('[[alert]]\nname = "\x7f\\u001b[2J"\n', "is no TOML"), ("a=" + "[" * 5000, "is no TOML"),
+        ('[[alert]]\nname = "\x7f\\u001b[2J"\n', "is no TOML"),
+        ("a=" + "[" * 5000, "is no TOML"),
     ],
     ids=range(20),
-)  # fmt: skip
+)
 def test_a_mistake_is_told_with_file_and_place(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "alerts.toml"
     path.write_text(text)
     with pytest.raises(AlertsError) as caught:
         Alerts.load(path)
     said = str(caught.value)
-    assert said.startswith(str(path)) and message in said and "\n" not in said and "\x1b" not in said
+    assert (
+        said.startswith(str(path)) and message in said and "\n" not in said and "\x1b" not in said
+    )
 
 
 def test_a_file_that_cannot_be_read_is_told_in_one_line(tmp_path: Path) -> None:

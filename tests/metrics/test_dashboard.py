@@ -64,7 +64,9 @@ def test_it_is_a_dashboard() -> None:
 
 
 @pytest.mark.parametrize(("title", "expression", "legend"), TARGETS, ids=lambda text: text[:40])
-def test_every_expression_names_what_there_is(exposed: Exposed, title: str, expression: str, legend: str) -> None:
+def test_every_expression_names_what_there_is(
+    exposed: Exposed, title: str, expression: str, legend: str
+) -> None:
     told = {name for name, _ in exposed.samples}
     asked = METRIC.findall(re.sub(r"by \([^)]*\)", "", expression))
     assert asked, expression

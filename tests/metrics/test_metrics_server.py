@@ -30,12 +30,16 @@ def endpoint() -> Iterator[Endpoint]:
     made.close()
 
 
-async def get(url: str, headers: dict[str, str] | None = None, method: str = "GET") -> tuple[int, str, str]:
+async def get(
+    url: str, headers: dict[str, str] | None = None, method: str = "GET"
+) -> tuple[int, str, str]:
     """Status, content type and body."""
 
     def ask() -> tuple[int, str, str]:
         try:
-            with urllib.request.urlopen(urllib.request.Request(url, headers=headers or {}, method=method)) as answer:
+            with urllib.request.urlopen(
+                urllib.request.Request(url, headers=headers or {}, method=method)
+            ) as answer:
                 return answer.status, answer.headers["Content-Type"], answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.headers["Content-Type"], error.read().decode()
@@ -52,7 +56,9 @@ def test_only_this_host_unless_another_address_is_given(text: str, place: tuple[
     assert address_of(text) == place
 
 
-@pytest.mark.parametrize("text", ["", "x", "127.0.0.1", "1:2:3:x", "host:70000", "host:-1", "host:¹"])
+@pytest.mark.parametrize(
+    "text", ["", "x", "127.0.0.1", "1:2:3:x", "host:70000", "host:-1", "host:¹"]
+)
 def test_no_address_is_told_in_one_line(text: str) -> None:
     with pytest.raises(MetricsError, match="no address to listen on") as caught:
         address_of(text)
@@ -64,7 +70,9 @@ def test_a_port_that_is_taken_is_told_in_one_line() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(MetricsError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
+        with pytest.raises(
+            MetricsError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"
+        ):
             Endpoint(str(port))
     with pytest.raises(MetricsError, match="cannot listen on"):
         Endpoint("no-such-host.invalid:0")
@@ -72,7 +80,9 @@ def test_a_port_that_is_taken_is_told_in_one_line() -> None:
 
 def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
-    with pytest.raises(MissingExtraError, match=r"prometheus_client is not installed: pip install .*\[metrics\]"):
+    with pytest.raises(
+        MissingExtraError, match=r"prometheus_client is not installed: pip install .*\[metrics\]"
+    ):
         Endpoint("0")
 
 

@@ -37,7 +37,16 @@ def test_a_bare_address_gets_the_usual_path(text: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host:4318", "ftp://host", "file:///etc/passwd", "http://", "http://h:x", "http://h\r\nX: y"]
+    "text",
+    [
+        "",
+        "host:4318",
+        "ftp://host",
+        "file:///etc/passwd",
+        "http://",
+        "http://h:x",
+        "http://h\r\nX: y",
+    ],
 )
 def test_what_is_no_address_is_told_in_one_line(text: str) -> None:
     with pytest.raises(MetricsError, match="no address to send metrics to") as caught:
@@ -48,14 +57,19 @@ def test_what_is_no_address_is_told_in_one_line(text: str) -> None:
 def test_headers_come_from_the_usual_variables() -> None:
     given = {"OTEL_EXPORTER_OTLP_HEADERS": "api-key=a%20b, x = y,broken,=z"}
     assert headers_of(given) == {"api-key": "a b", "x": "y"}
-    assert headers_of({**given, "OTEL_EXPORTER_OTLP_METRICS_HEADERS": "only=this"}) == {"only": "this"}
+    assert headers_of({**given, "OTEL_EXPORTER_OTLP_METRICS_HEADERS": "only=this"}) == {
+        "only": "this"
+    }
 
 
 async def test_a_collector_gets_what_a_scraper_gets() -> None:
     state = folded(simulate(5, requests=14, split=True))
     said: list[str] = []
     with Collector() as collector:
-        environment = {"OTEL_EXPORTER_OTLP_HEADERS": "api-key=secret", "OTEL_SERVICE_NAME": "my-llm"}
+        environment = {
+            "OTEL_EXPORTER_OTLP_HEADERS": "api-key=secret",
+            "OTEL_SERVICE_NAME": "my-llm",
+        }
         pusher = Pusher(collector.url, said.append, period_s=0.02, environment=environment)
         sending = asyncio.create_task(pusher.run(lambda: (families(state), WALL)))
         await until(lambda: len(collector.taken) > 1)
@@ -64,13 +78,19 @@ async def test_a_collector_gets_what_a_scraper_gets() -> None:
         path, headers, request = collector.taken[0]
         assert path == "/v1/metrics" and headers["api-key"] == "secret"
         assert headers["content-type"] == "application/x-protobuf"
-        resource = {each.key: each.value.string_value for each in request.resource_metrics[0].resource.attributes}
+        resource = {
+            each.key: each.value.string_value
+            for each in request.resource_metrics[0].resource.attributes
+        }
         assert resource["service.name"] == "my-llm"
         metrics = collector.metrics()
     assert said == []
     exposed = scraped(families(state))
     ttft = metrics["gen_ai.server.time_to_first_token"]
-    assert ttft.unit == "s" and ttft.histogram.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
+    assert (
+        ttft.unit == "s"
+        and ttft.histogram.aggregation_temporality == AGGREGATION_TEMPORALITY_CUMULATIVE
+    )
     name = "gen_ai_server_time_to_first_token_seconds"
     points = ttft.histogram.data_points
     assert sum(point.count for point in points) == exposed.sum(f"{name}_count") > 0
@@ -81,7 +101,9 @@ async def test_a_collector_gets_what_a_scraper_gets() -> None:
         labels = {each.key: each.value.string_value for each in point.attributes}
         assert {"gen_ai.operation.name", "gen_ai.provider.name"} <= set(labels)
     received = metrics["tracer.requests.received"].sum
-    assert received.is_monotonic and received.data_points[0].as_int == exposed.one("tracer_requests_received_total")
+    assert received.is_monotonic and received.data_points[0].as_int == exposed.one(
+        "tracer_requests_received_total"
+    )
     waiting = metrics["tracer.requests.live"].gauge.data_points[0]
     assert waiting.as_int == exposed.one("tracer_requests_live")
 
@@ -94,7 +116,9 @@ async def test_a_collector_that_fails_is_complained_about_once_and_tried_again()
         sending = asyncio.create_task(pusher.run(lambda: (families(state), WALL)))
         await until(lambda: said)
         await asyncio.sleep(0.1)
-        assert said == [f"cannot send metrics to {collector.url}/v1/metrics: it answered 503; trying on"]
+        assert said == [
+            f"cannot send metrics to {collector.url}/v1/metrics: it answered 503; trying on"
+        ]
         collector.status = 200
         await until(lambda: pusher.sent)
         assert said[1:] == [f"metrics go to {collector.url}/v1/metrics again"]
@@ -109,7 +133,9 @@ async def test_nobody_there_costs_nothing_but_a_sentence() -> None:
     await until(lambda: said)
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
-    assert said == ["cannot send metrics to http://127.0.0.1:1/v1/metrics: Connection refused; trying on"]
+    assert said == [
+        "cannot send metrics to http://127.0.0.1:1/v1/metrics: Connection refused; trying on"
+    ]
     assert pusher.sent == 0
 
 

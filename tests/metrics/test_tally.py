@@ -1,4 +1,5 @@
-"""What was counted since the begin: once each, exactly, in bounded memory, whatever was dropped since."""
+"""What was counted since the begin: once each, exactly, in bounded memory, whatever was dropped
+since."""
 
 from __future__ import annotations
 
@@ -37,18 +38,30 @@ def folded(trace, **options: int) -> TraceState:
     return state
 
 
-def one(state: TraceState, key: int, at: int, *, route: str = "/v1/chat/completions", reason: str = "stop") -> None:
+def one(
+    state: TraceState,
+    key: int,
+    at: int,
+    *,
+    route: str = "/v1/chat/completions",
+    reason: str = "stop",
+) -> None:
     """A whole request of 10 ms."""
     for event in (
-        Received(at, key, f"r{key}", route), Queued(at + MS, key, f"r{key}", 100, 50),
-        Finished(at + 8 * MS, key, reason, 7), Released(at + 9 * MS, key, 1, 0), Closed(at + 10 * MS, key, 200, 30),
-    ):  # fmt: skip
+        Received(at, key, f"r{key}", route),
+        Queued(at + MS, key, f"r{key}", 100, 50),
+        Finished(at + 8 * MS, key, reason, 7),
+        Released(at + 9 * MS, key, 1, 0),
+        Closed(at + 10 * MS, key, 200, 30),
+    ):
         state.apply("engine", event)
 
 
 @settings(max_examples=examples(12), deadline=None)
 @given(st.integers(0, 10_000), st.booleans(), st.booleans(), st.sampled_from([6, 2000]))
-def test_counts_are_those_of_what_really_happened(seed: int, split: bool, device: bool, keep: int) -> None:
+def test_counts_are_those_of_what_really_happened(
+    seed: int, split: bool, device: bool, keep: int
+) -> None:
     """However few requests are kept: what was dropped stays counted."""
     trace = simulate(seed, requests=20, split=split, device=device)
     state = folded(trace, keep_finished=keep)
@@ -122,13 +135,28 @@ def test_reasons_and_errors_are_told_apart() -> None:
 def test_what_clients_make_up_does_not_make_series() -> None:
     state = TraceState()
     for key in range(200):
-        one(state, key, START + key * S, route=f"/made/up/{key}\x1b]0;x\x07" + "y" * 500, reason=f"why {key}")
+        one(
+            state,
+            key,
+            START + key * S,
+            route=f"/made/up/{key}\x1b]0;x\x07" + "y" * 500,
+            reason=f"why {key}",
+        )
     exposed = scraped(families(state))
-    ended = {dict(labels)["route"] for name, labels in exposed.samples if name == "tracer_requests_ended_total"}
+    ended = {
+        dict(labels)["route"]
+        for name, labels in exposed.samples
+        if name == "tracer_requests_ended_total"
+    }
     reasons = {dict(labels).get("finish_reason", OTHER) for _, labels in exposed.samples}
     assert len(ended) <= ROUTES + 1 and len(reasons) <= REASONS + 1 and OTHER in ended & reasons
     assert exposed.sum("tracer_requests_ended_total") == 200
-    assert all(character.isprintable() for labels in exposed.samples for _, text in labels[1] for character in text)
+    assert all(
+        character.isprintable()
+        for labels in exposed.samples
+        for _, text in labels[1]
+        for character in text
+    )
     assert len(exposed.samples) < 8_000
 
 
@@ -138,8 +166,9 @@ def test_who_asked_and_for_what_is_in_no_label() -> None:
     for event in (
         Engine(START, "engine", model="/home/somebody/models/tiny"),
         Received(START, 2, "r2", "/v1/x", "id-77", "team-9"),
-        Prompt(START, 2, "the launch code is 0000"), Output(START, 2, 0, "the launch code was 0000"),
-    ):  # fmt: skip
+        Prompt(START, 2, "the launch code is 0000"),
+        Output(START, 2, 0, "the launch code was 0000"),
+    ):
         state.apply("engine", event)
     told = " ".join(text for _, labels in scraped(families(state)).samples for _, text in labels)
     assert "tiny" in told and "/v1/chat/completions" in told

@@ -26,7 +26,9 @@ def names(needs: list[str]) -> set[str]:
 
 def test_the_project_has_the_name_that_hints_are_about() -> None:
     assert PROJECT["name"] == DISTRIBUTION
-    assert metadata.distribution(DISTRIBUTION).entry_points.select(group="console_scripts", name="tracer")
+    assert metadata.distribution(DISTRIBUTION).entry_points.select(
+        group="console_scripts", name="tracer"
+    )
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
@@ -37,14 +39,18 @@ def test_in_a_checkout_it_is_the_checkout(extra: str) -> None:
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_of_a_copy_whose_place_is_gone_the_libraries_are_named(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_copy_whose_place_is_gone_the_libraries_are_named(
+    extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(extras, "_origin", lambda: None)
     command, verb, *libraries = shlex.split(install_command(extra))
     assert (command, verb) == ("pip", "install")
     assert names(libraries) == names(PROJECT["optional-dependencies"][extra])
 
 
-def test_a_wheel_is_offered_while_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_is_offered_while_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As pip notes it (PEP 610) for a file with a space in its path."""
     wheel = tmp_path / "some folder" / "llm_request_tracer-0.1.0-py3-none-any.whl"
     wheel.parent.mkdir()
@@ -61,18 +67,29 @@ def test_a_wheel_is_offered_while_it_is_there(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_line_names_what_is_missing() -> None:
-    with pytest.raises(MissingExtraError, match="no_such_library is not installed: pip install ") as told, wants("web"):
+    with (
+        pytest.raises(
+            MissingExtraError, match="no_such_library is not installed: pip install "
+        ) as told,
+        wants("web"),
+    ):
         import no_such_library  # type: ignore[import-not-found]  # noqa: F401
     assert "\n" not in str(told.value)
 
 
 def test_nothing_tells_to_install_by_name_what_no_index_has_of_us() -> None:
     """The name of this package belongs to another project there, and ours is in none."""
-    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    told = re.compile(r"pip install (?:-\S+ )*['\"]?(?:tracer|tracer-llm|llm-request-tracer)\b(?![-.]?\d|/)", re.I)
+    files = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    told = re.compile(
+        r"pip install (?:-\S+ )*['\"]?(?:tracer|tracer-llm|llm-request-tracer)\b(?![-.]?\d|/)", re.I
+    )
     found = [
-        f"{name}: {match[0]}" for name in files
-        if name.endswith((".md", ".py", ".toml", ".txt", ".sh", ".json", ".yaml", ".yml")) and (ROOT / name).exists()
+        f"{name}: {match[0]}"
+        for name in files
+        if name.endswith((".md", ".py", ".toml", ".txt", ".sh", ".json", ".yaml", ".yml"))
+        and (ROOT / name).exists()
         for match in told.finditer((ROOT / name).read_text(errors="replace"))
-    ]  # fmt: skip
+    ]
     assert not found

@@ -1,5 +1,5 @@
-"""A run in which every prompt and output holds a secret, and a finding that would cite it: as deliveries, and as a
-process (``python -m tests.privacy.secrets``) that is traced."""
+"""A run in which every prompt and output holds a secret, and a finding that would cite it: as
+deliveries, and as a process (``python -m tests.privacy.secrets``) that is traced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def told() -> list[Event]:
     asks = [
         Ask(
             2 * n,
-            chatml(("system", f"Now {SECRET}{n} is. {system}"), ("user", f"{SECRET} {prose(100 + n, 30 + n)}")),
+            chatml(
+                ("system", f"Now {SECRET}{n} is. {system}"),
+                ("user", f"{SECRET} {prose(100 + n, 30 + n)}"),
+            ),
             20,
         )
         for n in range(20)
@@ -53,7 +56,8 @@ def main() -> int:
     buffer = EventBuffer()
     publisher = publish(buffer, role="engine", title="secretive")
     events = told()
-    # Whoever comes after a request is over is not told its text: speak when a viewer has come to stay.
+    # Whoever comes after a request is over is not told its text: speak when a viewer has come to
+    # stay.
     deadline = time.monotonic() + 30
     here = 0
     while here < 20 and time.monotonic() < deadline:

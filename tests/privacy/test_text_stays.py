@@ -1,5 +1,6 @@
-"""A secret word of a prompt and of an output is on the screen, and without `--with-text` in nothing that is written,
-sent or printed: recordings of every kind, exports, metrics, alerts, JSON, what the program says."""
+"""A secret word of a prompt and of an output is on the screen, and without `--with-text` in nothing
+that is written, sent or printed: recordings of every kind, exports, metrics, alerts, JSON, what the
+program says."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def contents(path: Path) -> bytes:
 
 @pytest.mark.parametrize("with_text", [False, True])
 def test_a_recording(with_text: bool, tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "a.trace", with_text=with_text, keyframes=Keyframer(), keyframe_ns=NS_PER_S)
+    recorder = Recorder(
+        tmp_path / "a.trace", with_text=with_text, keyframes=Keyframer(), keyframe_ns=NS_PER_S
+    )
     for delivery in deliveries():
         recorder.write(delivery)
         recorder.flush()
@@ -57,8 +60,11 @@ def test_a_recording(with_text: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("with_text", [False, True])
-def test_a_flight_recording_with_its_marks_and_why_it_was_written(with_text: bool, tmp_path: Path) -> None:
-    """The rule is a finding that would cite the prompt; without text nobody finds it, and a signal asks."""
+def test_a_flight_recording_with_its_marks_and_why_it_was_written(
+    with_text: bool, tmp_path: Path
+) -> None:
+    """The rule is a finding that would cite the prompt; without text nobody finds it, and a signal
+    asks."""
     clock, reasons = Clock(0), list[str]()
     flight = FlightRecorder(
         tmp_path,
@@ -89,7 +95,9 @@ def test_an_export(kind: str, state: TraceState, tmp_path: Path) -> None:
     if kind == "parquet":
         import pyarrow.parquet as parquet
 
-        assert all(SECRET not in str(parquet.read_table(made).to_pylist()) for made in path.iterdir())
+        assert all(
+            SECRET not in str(parquet.read_table(made).to_pylist()) for made in path.iterdir()
+        )
 
 
 def test_metrics_in_both_formats(state: TraceState) -> None:
@@ -121,7 +129,9 @@ def test_a_finding_cites_a_prompt_on_the_screen_and_only_its_place_elsewhere(
     assert SECRET not in said() and "the system prompt, at token" in said()
 
 
-def test_alerts_on_a_finding(state: TraceState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alerts_on_a_finding(
+    state: TraceState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(state, "quotes", False)
     path = tmp_path / "alerts.toml"
     path.write_text('[[alert]]\nrule = "finding"\n')
@@ -129,7 +139,11 @@ def test_alerts_on_a_finding(state: TraceState, tmp_path: Path, monkeypatch: pyt
     news = []
     for second in range(4):
         news += alerts.check(state, state.snapshot(now=state.now + second * NS_PER_S))
-    told = json.dumps(alerts.to_document(0)) + openmetrics.text(alerts.families()) + " ".join(one.text for one in news)
+    told = (
+        json.dumps(alerts.to_document(0))
+        + openmetrics.text(alerts.families())
+        + " ".join(one.text for one in news)
+    )
     assert SECRET not in told
 
 

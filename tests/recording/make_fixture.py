@@ -1,5 +1,5 @@
-"""Writes `fixtures/format-<n>-schema-<m>.trace`: to be run once for each version of the file and of the events, and its
-file then kept for ever.
+"""Writes `fixtures/format-<n>-schema-<m>.trace`: to be run once for each version of the file and of
+the events, and its file then kept for ever.
 
     python -m tests.recording.make_fixture
 """

@@ -1,4 +1,5 @@
-"""Recorded traces for tests: simulated engines written through a `Recorder`, and what a live viewer saw of them."""
+"""Recorded traces for tests: simulated engines written through a `Recorder`, and what a live viewer
+saw of them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ MS, S = 1_000_000, 1_000_000_000
 
 
 def deliveries(trace: Trace, size: int = 20) -> list[Delivery]:
-    """A simulated trace as a bus hands it out: the sources, then up to `size` events of one source at a time."""
+    """A simulated trace as a bus hands it out: the sources, then up to `size` events of one source
+    at a time."""
     told = [Delivery(header.source, header) for header in trace.headers]
     for source, event in plain(trace.events):
         if told[-1].source != source or told[-1].header is not None or len(told[-1].events) >= size:
@@ -42,13 +44,23 @@ def some(seed: int = 1, **options: Any) -> list[Delivery]:
 
 
 def record(
-    path: Path, told: Sequence[Delivery], *, with_text: bool = True, keyframes: bool = True, block_ns: int = 200 * MS
+    path: Path,
+    told: Sequence[Delivery],
+    *,
+    with_text: bool = True,
+    keyframes: bool = True,
+    block_ns: int = 200 * MS,
 ) -> Recorder:
     """Write deliveries to a file, in blocks of `block_ns` of the trace."""
     keyframer = Keyframer(chain=4) if keyframes else None
     clock = Clock()
     recorder = Recorder(
-        path, with_text=with_text, keyframes=keyframer, now=clock, overwrite=True, keyframe_ns=S // 4
+        path,
+        with_text=with_text,
+        keyframes=keyframer,
+        now=clock,
+        overwrite=True,
+        keyframe_ns=S // 4,
     )
     began = None
     for delivery in told:
@@ -86,8 +98,8 @@ def fold(told: Iterable[Delivery], state: TraceState | None = None) -> TraceStat
 
 
 def states(told: Sequence[Delivery], *, with_text: bool = True) -> list[tuple[int, int, str]]:
-    """(instant, until, digest) of the states that a live viewer had, each from the instant at which all its events were
-    known until the next event was known (ns)."""
+    """(instant, until, digest) of the states that a live viewer had, each from the instant at which
+    all its events were known until the next event was known (ns)."""
     state = TraceState()
     seen: list[tuple[int, str]] = []
     due = 0
@@ -101,7 +113,10 @@ def states(told: Sequence[Delivery], *, with_text: bool = True) -> list[tuple[in
             due = at
             state.apply(delivery.source, event)
     seen.append((due, state.digest()))
-    return [(t, then, digest) for (t, digest), (then, _) in zip(seen, [*seen[1:], (due + S, "")], strict=True)]
+    return [
+        (t, then, digest)
+        for (t, digest), (then, _) in zip(seen, [*seen[1:], (due + S, "")], strict=True)
+    ]
 
 
 def header_of(told: Sequence[Delivery]) -> Header:

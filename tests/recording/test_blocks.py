@@ -42,7 +42,13 @@ from tracer.recording.trace_file import TraceFile
 def test_a_block_comes_back_as_it_was(content: bytes, kind: int, t: int) -> None:
     data = make_block(kind, content, number=7, first=t, last=t + 5, count=3, flags=1)
     block = read_header(data, 0, 1_000)
-    assert (block.kind, block.number, block.events, block.first, block.last) == (kind, 7, 3, t, t + 5)
+    assert (block.kind, block.number, block.events, block.first, block.last) == (
+        kind,
+        7,
+        3,
+        t,
+        t + 5,
+    )
     assert block.calm and block.end == 1_000 + len(data)
     assert read_content(block, data[HEADER_SIZE:]) == content
 
@@ -79,7 +85,9 @@ def test_what_is_no_whole_frame_is_refused_in_words(kind: str) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 1_000, 131_072, 131_073, 400_000])
-def test_frames_written_without_the_package_are_zstd_too(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_written_without_the_package_are_zstd_too(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = os.urandom(size)
     assert unpack(stored(data), size) == data
     monkeypatch.setattr(zstd_frames, "_package", lambda: None)
@@ -94,14 +102,19 @@ def test_the_begin_and_the_end_of_a_file_are_known() -> None:
     assert read_preamble(preamble(with_text=True)) and not read_preamble(preamble(with_text=False))
     assert len(preamble(with_text=True)) == PREAMBLE_SIZE
     assert read_tail(b"anything" + tail(4711)) == 4711
-    assert read_tail(b"anything else that is long enough to hold a tail") is None and read_tail(b"") is None
+    assert (
+        read_tail(b"anything else that is long enough to hold a tail") is None
+        and read_tail(b"") is None
+    )
     newer = bytearray(preamble(with_text=False))
     newer[16] = 9
     for data, why in (
-        (b"", "is empty"), (b"GIF89a" * 9, "is not a trace file"), (preamble(with_text=False)[:20], "was cut"),
+        (b"", "is empty"),
+        (b"GIF89a" * 9, "is not a trace file"),
+        (preamble(with_text=False)[:20], "was cut"),
         (preamble(with_text=False).replace(b"\r\n", b"\n") + b"more", "transfer as text"),
         (bytes(newer), "newer tracer"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(BlockError, match=why):
             read_preamble(data)
 
@@ -117,7 +130,9 @@ def test_any_zstd_tool_reads_the_recorded_frames(tmp_path: Path) -> None:
     path = tmp_path / "a.trace"
     record(path, some())
     told = path.read_bytes()
-    with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(told), read_across_frames=True) as reader:
+    with zstandard.ZstdDecompressor().stream_reader(
+        io.BytesIO(told), read_across_frames=True
+    ) as reader:
         content = reader.read()
     with TraceFile(path) as trace:
         assert content == b"".join(trace.content(block) or b"" for block in trace.blocks)
@@ -125,10 +140,16 @@ def test_any_zstd_tool_reads_the_recorded_frames(tmp_path: Path) -> None:
     read = 0
     for payload in FrameReader().feed(content):
         if payload[1] != 2:  # a speaker, which only files have
-            frame, unknown = event_columns.decode(payload) if payload[1] == event_columns.TAG else decode(payload)
+            frame, unknown = (
+                event_columns.decode(payload)
+                if payload[1] == event_columns.TAG
+                else decode(payload)
+            )
             assert isinstance(frame, Batch) and not unknown
             read += len(frame.events)
     assert read == events > 1_000
     if shutil.which("zstd"):
-        done = subprocess.run(["zstd", "-dc", str(path)], capture_output=True, check=True, timeout=60)
+        done = subprocess.run(
+            ["zstd", "-dc", str(path)], capture_output=True, check=True, timeout=60
+        )
         assert done.stdout == content

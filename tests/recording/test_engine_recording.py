@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 
 from engine_hooks.protocol import zstd_frames
-from engine_hooks.protocol.events import Event, Gap, Heartbeat, HookFault, Output, Prompt, Received, Sent
+from engine_hooks.protocol.events import (
+    Event,
+    Gap,
+    Heartbeat,
+    HookFault,
+    Output,
+    Prompt,
+    Received,
+    Sent,
+)
 from engine_hooks.publish.engine_recording import EngineRecording, from_environment, path_of
 from tests.recording.story import S
 from tests.state.traces import header
@@ -70,11 +79,15 @@ def test_what_was_recorded_a_second_ago_is_there_when_the_engine_is_killed(
         engine.process.wait()
     assert sum(type(event) is Sent for event in events_of(path)) == 100
     with TraceFile(path) as trace:
-        assert trace.problems == ["was not closed by its writer: up to a second may be missing at its end"]
+        assert trace.problems == [
+            "was not closed by its writer: up to a second may be missing at its end"
+        ]
     assert len(repair(path)) == 1 and repair(path) == []
 
 
-def test_text_is_left_out_unless_asked_for(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_is_left_out_unless_asked_for(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for with_text in ("0", "1"):
         monkeypatch.setenv("TRACER_RECORD", str(tmp_path / f"{with_text}.trace"))
         monkeypatch.setenv("TRACER_RECORD_TEXT", with_text)
@@ -82,7 +95,9 @@ def test_text_is_left_out_unless_asked_for(directory: Path, tmp_path: Path, monk
             engine.ask("text", 3, 100)
             engine.ask("finish")
             pid = engine.pid
-        outputs = sum(type(event) is Output for event in events_of(tmp_path / f"{with_text}-{pid}.trace"))
+        outputs = sum(
+            type(event) is Output for event in events_of(tmp_path / f"{with_text}-{pid}.trace")
+        )
         assert outputs == (3 if with_text == "1" else 0)
 
 
@@ -103,7 +118,9 @@ def test_each_process_of_a_fork_has_a_file_of_its_own(
     assert sum(type(event) is Sent for event in events_of(other)) == 30
     with TraceFile(own) as mine, TraceFile(other) as its:
         assert mine.problems == [] and mine.sources.keys().isdisjoint(its.sources or {"": None})
-        assert {delivery.source for delivery in mine.deliveries()}.isdisjoint(d.source for d in its.deliveries())
+        assert {delivery.source for delivery in mine.deliveries()}.isdisjoint(
+            d.source for d in its.deliveries()
+        )
 
 
 def test_a_daemon_that_closes_every_file_writes_into_no_other_one(
@@ -130,17 +147,24 @@ def test_a_recording_that_cannot_begin_is_told_to_viewers_and_costs_nothing_else
     with emitter(directory) as engine:
         engine.ask("sent", 10)
         viewer = Wire(engine.path)
-        viewer.read(lambda: any(type(event) is HookFault for event in viewer.snapshot + viewer.events))
+        viewer.read(
+            lambda: any(type(event) is HookFault for event in viewer.snapshot + viewer.events)
+        )
         (fault,) = [event for event in viewer.snapshot + viewer.events if type(event) is HookFault]
         assert fault.hook == "recording" and fault.disabled
-        assert fault.message.startswith("cannot record to ") and "no such file or directory" in fault.message
+        assert (
+            fault.message.startswith("cannot record to ")
+            and "no such file or directory" in fault.message
+        )
         engine.ask("sent", 7)
         viewer.read(lambda: sum(type(event) is Sent for event in viewer.events) >= 7)
         viewer.connection.close()
         assert list(tmp_path.iterdir()) == []
 
 
-def test_an_engine_without_the_zstandard_package_records_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_without_the_zstandard_package_records_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(zstd_frames, "_package", lambda: None)
     recording = EngineRecording(tmp_path / "a.trace", lambda: header("engine"))
     events: list[Event] = [Received(S, 1, "r1"), *[Sent(S + n, 1, n, n) for n in range(300)]]
@@ -155,10 +179,13 @@ def test_the_recorder_brings_nothing_into_an_engine_that_it_does_not_have() -> N
     code = (
         "import sys; sys.modules['zstandard'] = None; sys.modules['numpy'] = None\n"
         "import engine_hooks.publish.engine_recording\n"
-        "loaded = {name.partition('.')[0] for name in sys.modules} & {'textual', 'rich', 'platformdirs', 'torch'}\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules} & {'textual', 'rich', "
+        "'platformdirs', 'torch'}\n"
         "print(loaded, any(name.startswith('tracer.state') for name in sys.modules))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.strip() == "set() False"
 
 
@@ -169,8 +196,11 @@ def test_what_the_engines_buffer_lost_is_a_gap(tmp_path: Path) -> None:
     recording(50, [Heartbeat(3 * S)])
     recording.close()
     assert events_of(path_of(tmp_path / "a.trace", os.getpid())) == [
-        Heartbeat(S), Heartbeat(2 * S), Gap(3 * S, 48, "the engine's buffer overflowed"), Heartbeat(3 * S),
-    ]  # fmt: skip
+        Heartbeat(S),
+        Heartbeat(2 * S),
+        Gap(3 * S, 48, "the engine's buffer overflowed"),
+        Heartbeat(3 * S),
+    ]
 
 
 def test_a_process_that_turns_out_to_be_something_else_is_introduced_again(tmp_path: Path) -> None:
@@ -183,13 +213,18 @@ def test_a_process_that_turns_out_to_be_something_else_is_introduced_again(tmp_p
     recording.close()
     (path,) = tmp_path.iterdir()
     with TraceFile(path) as trace:
-        told = [delivery.header.role for delivery in trace.deliveries() if delivery.header is not None]
+        told = [
+            delivery.header.role for delivery in trace.deliveries() if delivery.header is not None
+        ]
     assert told == ["engine", "worker"]
 
 
 def test_names_carry_the_pid_and_no_file_is_overwritten(tmp_path: Path) -> None:
     assert path_of(tmp_path / "a.b.trace", 7).name == "a.b-7.trace"
-    assert path_of(tmp_path / "a", 7).name == "a-7.trace" and path_of(tmp_path, 7).name == "trace-7.trace"
+    assert (
+        path_of(tmp_path / "a", 7).name == "a-7.trace"
+        and path_of(tmp_path, 7).name == "trace-7.trace"
+    )
     for _ in range(3):
         recording = EngineRecording(tmp_path / "a.trace", lambda: header("engine"))
         recording(0, [Heartbeat(S)])

@@ -1,4 +1,5 @@
-"""Events in columns come back as those in rows do, whatever is in them; what is no column is refused in words."""
+"""Events in columns come back as those in rows do, whatever is in them; what is no column is
+refused in words."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ def rows_of(frames: list[bytes]) -> tuple[list[Event], int, list[int]]:
     numbers = []
     for frame in frames:
         payload = frame[4:]
-        batch, more = event_columns.decode(payload) if payload[1] == event_columns.TAG else decode(payload)
+        batch, more = (
+            event_columns.decode(payload) if payload[1] == event_columns.TAG else decode(payload)
+        )
         assert isinstance(batch, Batch)
         events += batch.events
         unknown += more
@@ -41,7 +44,9 @@ def in_columns(frames: list[bytes]) -> bool:
 
 @quick
 @given(st.lists(hostile, min_size=1, max_size=3), st.integers(0, 1 << 40))
-def test_whatever_events_hold_they_are_read_as_from_rows(parts: list[list[tuple[str, Event]]], seq: int) -> None:
+def test_whatever_events_hold_they_are_read_as_from_rows(
+    parts: list[list[tuple[str, Event]]], seq: int
+) -> None:
     events = [event for part in parts for _, event in part]
     if not events:
         return
@@ -83,10 +88,16 @@ def test_what_columns_cannot_tell_is_written_in_rows(odd: Event) -> None:
 def test_numbers_at_the_ends_of_their_range_and_ragged_bytes_come_back() -> None:
     least, most = -(1 << 63), (1 << 63) - 1
     events: list[Event] = [
-        *(Sent(t, key, size, 0) for t, key, size in [(least, most, least), (most, least, most), (0, 0, 0)] * 8),
+        *(
+            Sent(t, key, size, 0)
+            for t, key, size in [(least, most, least), (most, least, most), (0, 0, 0)] * 8
+        ),
         *(Begin(t, t, Stage.TEMPLATE) for t in range(9)),
         *(Prompt(t, 1, "text", 4, bytes(t), t) for t in range(9)),
-        *(Step(t, t, blocks=pack_u32(range(t)), block_ids=pack_u32([1, 0, 2, 7, 0xFFFFFFFF])) for t in range(9)),
+        *(
+            Step(t, t, blocks=pack_u32(range(t)), block_ids=pack_u32([1, 0, 2, 7, 0xFFFFFFFF]))
+            for t in range(9)
+        ),
     ]
     frames = event_columns.encode(0, events)
     assert in_columns(frames)
@@ -96,7 +107,9 @@ def test_numbers_at_the_ends_of_their_range_and_ragged_bytes_come_back() -> None
 def changed_frame(**values: object) -> bytes:
     """A frame in columns with some of its fields changed."""
     events: list[Event] = [Sent(t, t % 3, t, t) for t in range(20)]
-    frame = msgspec.msgpack.decode(event_columns.encode(0, events)[0][4:], type=event_columns.Columns)
+    frame = msgspec.msgpack.decode(
+        event_columns.encode(0, events)[0][4:], type=event_columns.Columns
+    )
     return msgspec.msgpack.encode(msgspec.structs.replace(frame, **values))
 
 
@@ -108,13 +121,17 @@ def test_events_of_a_later_version_are_left_out_and_counted() -> None:
 def test_fields_of_a_later_version_are_passed_over() -> None:
     """What a later `Sent` tells beside ours; and one of an earlier version has its defaults."""
     events: list[Event] = [Sent(t, t % 3, t, t) for t in range(20)]
-    whole = msgspec.msgpack.decode(event_columns.encode(0, events)[0][4:], type=event_columns.Columns)
+    whole = msgspec.msgpack.decode(
+        event_columns.encode(0, events)[0][4:], type=event_columns.Columns
+    )
     ((tag, letters),) = whole.types
     width = sum(mode & 15 for mode in whole.modes)
     assert len(whole.planes) == 20 * width
     longer = msgspec.structs.replace(whole, types=[(tag, letters + "s")], texts=[["later"] * 20])
     assert event_columns.decode(msgspec.msgpack.encode(longer))[0].events == events
-    other = msgspec.structs.replace(whole, types=[(tag, "s" + letters[1:])], texts=[["no key"] * 20])
+    other = msgspec.structs.replace(
+        whole, types=[(tag, "s" + letters[1:])], texts=[["no key"] * 20]
+    )
     with pytest.raises(FrameError):
         event_columns.decode(msgspec.msgpack.encode(other))  # a column too many
 
@@ -122,11 +139,19 @@ def test_fields_of_a_later_version_are_passed_over() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"kinds": b""}, {"kinds": b"\1" * 20}, {"kinds": bytes(event_columns.MOST + 1)}, {"modes": b""},
-        {"modes": bytes(6)}, {"planes": b""}, {"types": [(20, "x" * 5)]}, {"types": [(20, "iiiib")]},
-        {"words": [1 << 60], "types": [(20, "b")]}, {"types": []}, {"types": [(20, "iiiii")] * 300},
+        {"kinds": b""},
+        {"kinds": b"\1" * 20},
+        {"kinds": bytes(event_columns.MOST + 1)},
+        {"modes": b""},
+        {"modes": bytes(6)},
+        {"planes": b""},
+        {"types": [(20, "x" * 5)]},
+        {"types": [(20, "iiiib")]},
+        {"words": [1 << 60], "types": [(20, "b")]},
+        {"types": []},
+        {"types": [(20, "iiiii")] * 300},
     ],
-)  # fmt: skip
+)
 def test_columns_that_contradict_themselves_are_refused(values: dict[str, object]) -> None:
     with pytest.raises(FrameError, match=r"column"):
         event_columns.decode(changed_frame(**values))
@@ -139,7 +164,9 @@ def test_a_changed_frame_is_read_or_refused(seed: int) -> None:
     pick = random.Random(seed)
     trace = simulate(seed % 3, requests=4, blocks=60)
     payload = bytearray(
-        event_columns.encode(0, [event for _, event in trace.events if isinstance(event, Event)][:300])[0][4:]
+        event_columns.encode(
+            0, [event for _, event in trace.events if isinstance(event, Event)][:300]
+        )[0][4:]
     )
     for _ in range(pick.randrange(1, 4)):
         payload[pick.randrange(2, len(payload))] = pick.randrange(256)
@@ -153,7 +180,8 @@ def test_a_changed_frame_is_read_or_refused(seed: int) -> None:
 
 
 def test_a_frame_makes_no_more_than_its_size_allows() -> None:
-    """Numbers take a byte each: a few bytes that claim millions are refused before anything is made of them."""
+    """Numbers take a byte each: a few bytes that claim millions are refused before anything is made
+    of them."""
     for words in ([1 << 40], [1 << 22]):
         with pytest.raises(FrameError):
             event_columns.decode(changed_frame(types=[(20, "b")], words=words))

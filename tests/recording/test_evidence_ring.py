@@ -25,7 +25,9 @@ async def told(deliveries: list[Delivery], more: asyncio.Event) -> AsyncIterator
     await more.wait()
 
 
-async def test_what_was_shown_is_written_when_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_shown_is_written_when_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     bus, end, notes = Bus(), asyncio.Event(), list[str]()
     bus.retain()
@@ -63,7 +65,9 @@ def test_an_excerpt_begins_before_what_it_shows_and_is_no_longer_than_two_minute
     assert end - begin <= 125 * second
 
 
-def test_evidence_goes_where_it_may_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evidence_goes_where_it_may_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert evidence_folder() == tmp_path
     (tmp_path / "a.trace").touch()

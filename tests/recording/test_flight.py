@@ -1,4 +1,5 @@
-"""The flight recorder: what was before something happened is in the file, and a while of what came after."""
+"""The flight recorder: what was before something happened is in the file, and a while of what came
+after."""
 
 from __future__ import annotations
 
@@ -48,9 +49,12 @@ class Engine1:
         self.told: list[Delivery] = []
         self.n = 0
         self.say(
-            Engine(clock.t, "toy", num_blocks=100), Received(clock.t, 1, "r1"), Queued(clock.t, 1, "r1", 10, 9_999),
-            Prompt(clock.t, 1, "secret", 6, b"", 10), Scheduled(clock.t + 10, 1, clock.t + 5),
-        )  # fmt: skip
+            Engine(clock.t, "toy", num_blocks=100),
+            Received(clock.t, 1, "r1"),
+            Queued(clock.t, 1, "r1", 10, 9_999),
+            Prompt(clock.t, 1, "secret", 6, b"", 10),
+            Scheduled(clock.t + 10, 1, clock.t + 5),
+        )
 
     def say(self, *events: Event) -> None:
         delivery = Delivery("engine", header("engine") if not self.told else None, list(events))
@@ -62,8 +66,19 @@ class Engine1:
         for _ in range(seconds):
             for _ in range(4):
                 joined = b"" if self.n else pack_u32([1])
-                self.say(Step(self.clock.t, self.n, token=9 * MS, end=10 * MS, batch=1, joined=joined, used=40,
-                              waiting=0, running=1))  # fmt: skip
+                self.say(
+                    Step(
+                        self.clock.t,
+                        self.n,
+                        token=9 * MS,
+                        end=10 * MS,
+                        batch=1,
+                        joined=joined,
+                        used=40,
+                        waiting=0,
+                        running=1,
+                    )
+                )
                 self.n += 1
                 self.clock.t += S // 4
             t, n = self.clock.t, self.n
@@ -88,9 +103,16 @@ def events_of(trace: TraceFile) -> list[Event]:
     return [event for delivery in trace.deliveries() for event in delivery.events]
 
 
-def test_nothing_is_written_while_nothing_happens_and_only_the_last_minutes_are_kept(flown, tmp_path) -> None:
+def test_nothing_is_written_while_nothing_happens_and_only_the_last_minutes_are_kept(
+    flown, tmp_path
+) -> None:
     flight, _, written = flown
-    assert list(tmp_path.iterdir()) == [] and written == [] and flight.files == [] and flight.error == ""
+    assert (
+        list(tmp_path.iterdir()) == []
+        and written == []
+        and flight.files == []
+        and flight.error == ""
+    )
     assert 0 < flight.size < 100_000
     flight.trigger("asked")
     flight.close()
@@ -120,15 +142,24 @@ def test_what_was_before_and_what_came_after_are_in_the_file(flown) -> None:
 
 
 def test_the_begin_of_the_file_tells_what_was_known_then(flown) -> None:
-    """As to a viewer that attached at that moment: the request that began two minutes before is whole."""
+    """As to a viewer that attached at that moment: the request that began two minutes before is
+    whole."""
     flight, engine, _ = flown
     flight.trigger("asked")
     engine.run(10)
     state = load(flight.files[0])
     live = fold(engine.told)
     view, whole = state.snapshot().requests[0], live.snapshot().requests[0]
-    assert (view.id, view.received, view.prompt_tokens, view.queue_ms) == ("r1", whole.received, 10, whole.queue_ms)
-    assert state.sources["engine"].missing == 0 and state.sources["engine"].header == live.sources["engine"].header
+    assert (view.id, view.received, view.prompt_tokens, view.queue_ms) == (
+        "r1",
+        whole.received,
+        10,
+        whole.queue_ms,
+    )
+    assert (
+        state.sources["engine"].missing == 0
+        and state.sources["engine"].header == live.sources["engine"].header
+    )
     assert state.sources["engine"].engine == live.sources["engine"].engine
     with TraceFile(flight.files[0]) as trace:
         assert trace.begin > whole.received + 100 * S
@@ -150,7 +181,8 @@ def test_it_is_bounded_in_bytes_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rules", [True, False])
 @pytest.mark.parametrize("stamp", [0, 1_790_000_000 * S, (1 << 62) - 1, 1_000 * S + 5 * 3_600 * S])
 def test_a_stray_stamp_makes_it_forget_nothing(tmp_path: Path, stamp: int, rules: bool) -> None:
-    """The last minute is the last minute, and those who ended before are told for as long as they were."""
+    """The last minute is the last minute, and those who ended before are told for as long as they
+    were."""
     files = []
     for strays in (0, 1):
         clock = Clock(1_000 * S)
@@ -222,7 +254,11 @@ def test_with_text_it_is_in_the_file(tmp_path: Path) -> None:
     flight.trigger("asked")
     flight.close()
     detail = load(flight.files[0]).detail("r1")
-    assert detail is not None and detail.prompt_text == "secret" and "words" in (detail.output_text or "")
+    assert (
+        detail is not None
+        and detail.prompt_text == "secret"
+        and "words" in (detail.output_text or "")
+    )
 
 
 async def test_a_bus_is_followed_and_a_signal_writes(tmp_path: Path) -> None:
@@ -246,14 +282,16 @@ async def test_a_bus_is_followed_and_a_signal_writes(tmp_path: Path) -> None:
         assert trace.problems == [] and [mark.text for mark in trace.marks()] == ["SIGUSR1"]
 
 
-# --- rules ------------------------------------------------------------------------------------------------------------
+# --- rules ----------------------------------------------------------------------------------------
 
 
 def fires(text: str, *events: Event, at: int | None = None) -> str:
     """What a rule says after these events."""
     told: list[Event] = [Engine(S, "toy", num_blocks=100), *events]
     state = fold([Delivery("engine", header("engine"), told)])
-    return parse(text, lambda state: ["the queue is too long"]).fires(state, state.snapshot(now=at, limit=0))
+    return parse(text, lambda state: ["the queue is too long"]).fires(
+        state, state.snapshot(now=at, limit=0)
+    )
 
 
 def served(ttft_s: float, count: int = 6) -> list[Event]:
@@ -307,12 +345,24 @@ def test_too_few_samples_fire_nothing() -> None:
         ("kv>0.5", [Step(S, 0, used=95)], "kv 95%"),
         ("kv>95%", [Step(S, 0, used=95)], ""),
         ("live>1", [Received(S, 1, "a"), Received(S, 2, "b")], "live 2"),
-        ("dead", [EngineStatus(S, "dead", "out of memory")], "engine engine is dead: out of memory"),
+        (
+            "dead",
+            [EngineStatus(S, "dead", "out of memory")],
+            "engine engine is dead: out of memory",
+        ),
         ("dead", [SourceGone(S, "process 7 ended")], "engine engine is dead: process 7 ended"),
         ("dead", [EngineStatus(S, "stopped"), SourceGone(S, "process 7 ended")], ""),
         ("gap", [Gap(S, 12)], "12 events were lost"),
-        ("preemption", [Queued(S, 1, "a"), Preempted(S, 1, "offload", total=2)], "engine engine preempted a request"),
-        ("failed", [Queued(S, 1, "a"), Finished(S, 1, "failed", 0, "too long"), SourceGone(S)], "a failed: too long"),
+        (
+            "preemption",
+            [Queued(S, 1, "a"), Preempted(S, 1, "offload", total=2)],
+            "engine engine preempted a request",
+        ),
+        (
+            "failed",
+            [Queued(S, 1, "a"), Finished(S, 1, "failed", 0, "too long"), SourceGone(S)],
+            "a failed: too long",
+        ),
     ],
 )
 def test_gauges_and_words(text: str, events: list[Event], reason: str) -> None:
@@ -330,7 +380,15 @@ def test_a_rule_fires_once_until_it_has_ceased_to_hold() -> None:
     rule = parse("waiting>3")
     said = []
     for waiting in (1, 5, 6, 5, 2, 7, 1):
-        state = fold([Delivery("engine", header("engine"), [Engine(S, "toy"), Step(S, 0, waiting=waiting, running=0)])])
+        state = fold(
+            [
+                Delivery(
+                    "engine",
+                    header("engine"),
+                    [Engine(S, "toy"), Step(S, 0, waiting=waiting, running=0)],
+                )
+            ]
+        )
         said.append(bool(rule.fires(state, state.snapshot(limit=0))))
     assert said == [False, True, False, False, False, True, False]
 
@@ -338,12 +396,21 @@ def test_a_rule_fires_once_until_it_has_ceased_to_hold() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "is no rule"), ("ttft", "is no rule"), ("ttft>fast", "is no rule"), ("speed>3", "no such figure as speed"),
-        ("ttft>3", "in ms or s"), ("ttft>3%", "in ms or s"), ("waiting>3s", "not measured in s"),
-        ("kv_p95>3", "has no percentiles"), ("ttft@1.2.3>2s", "is no window"), ("ttft_p99.9>1s", "is no rule"),
-        ("finding", "no diagnosis"), ("\x1b[2J", "is no rule"), ("x" * 10_000, "is no rule"),
+        ("", "is no rule"),
+        ("ttft", "is no rule"),
+        ("ttft>fast", "is no rule"),
+        ("speed>3", "no such figure as speed"),
+        ("ttft>3", "in ms or s"),
+        ("ttft>3%", "in ms or s"),
+        ("waiting>3s", "not measured in s"),
+        ("kv_p95>3", "has no percentiles"),
+        ("ttft@1.2.3>2s", "is no window"),
+        ("ttft_p99.9>1s", "is no rule"),
+        ("finding", "no diagnosis"),
+        ("\x1b[2J", "is no rule"),
+        ("x" * 10_000, "is no rule"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_rule_is_refused_in_one_sentence(text: str, why: str) -> None:
     with pytest.raises(RuleError, match=why) as refused:
         parse(text)

@@ -42,7 +42,9 @@ from tracer.state.trace_state import TraceState
 
 pytestmark = pytest.mark.slow
 
-few = settings(max_examples=examples(20), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+few = settings(
+    max_examples=examples(20), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate]
+)
 """Without shrinking: an example takes long, and names its seed."""
 
 
@@ -50,7 +52,13 @@ class Tape:
     """Deliveries in blocks, a keyframe after each, as a recorder makes them."""
 
     def __init__(
-        self, parts: list[list[Delivery]], *, keep_steps: int, keep_finished: int, chain: int, worth: int
+        self,
+        parts: list[list[Delivery]],
+        *,
+        keep_steps: int,
+        keep_finished: int,
+        chain: int,
+        worth: int,
     ) -> None:
         self.parts = parts
         state = TraceState(keep_steps=keep_steps, keep_finished=keep_finished)
@@ -77,8 +85,11 @@ class Tape:
         return steps
 
     def restored(self, number: int) -> TraceState:
-        """The state after block `number`, from keyframes that were read ahead, and that other states were made of."""
-        chain = [self.opened(each) for each in range(number + 1 - len(self.chains[number]), number + 1)]
+        """The state after block `number`, from keyframes that were read ahead, and that other
+        states were made of."""
+        chain = [
+            self.opened(each) for each in range(number + 1 - len(self.chains[number]), number + 1)
+        ]
         return restore(chain, self.opened, self.steps_of)[0]
 
     def opened(self, number: int) -> Opened:
@@ -93,7 +104,9 @@ class Tape:
         return self.chains[number][-1]
 
 
-def tape(seed: int, events: list[tuple[str, Event]], headers: list, *, blocks: int = 8, **options: int) -> Tape:
+def tape(
+    seed: int, events: list[tuple[str, Event]], headers: list, *, blocks: int = 8, **options: int
+) -> Tape:
     pick = random.Random(seed)
     cuts = sorted(pick.randrange(len(events) + 1) for _ in range(blocks - 1))
     parts = [
@@ -101,7 +114,9 @@ def tape(seed: int, events: list[tuple[str, Event]], headers: list, *, blocks: i
         for begin, end in zip([0, *cuts], [*cuts, len(events)], strict=True)
     ]
     parts[0][:0] = [Delivery(header.source, header) for header in headers]
-    return Tape(parts, **{"keep_steps": 4096, "keep_finished": 2000, "chain": 5, "worth": 2, **options})
+    return Tape(
+        parts, **{"keep_steps": 4096, "keep_finished": 2000, "chain": 5, "worth": 2, **options}
+    )
 
 
 @few
@@ -116,11 +131,25 @@ def tape(seed: int, events: list[tuple[str, Event]], headers: list, *, blocks: i
     st.booleans(),
 )
 def test_a_state_from_keyframes_is_the_one_that_was_folded_and_goes_on_like_it(
-    seed: int, keep_steps: int, keep_finished: int, chain: int, worth: int, split: bool, device: bool, offline: bool
+    seed: int,
+    keep_steps: int,
+    keep_finished: int,
+    chain: int,
+    worth: int,
+    split: bool,
+    device: bool,
+    offline: bool,
 ) -> None:
-    trace = simulate(seed % 10_000, requests=9, split=split, device=device, offline=offline, blocks=60)
+    trace = simulate(
+        seed % 10_000, requests=9, split=split, device=device, offline=offline, blocks=60
+    )
     events = list(plain(trace.events))
-    options = {"keep_steps": keep_steps, "keep_finished": keep_finished, "chain": chain, "worth": worth}
+    options = {
+        "keep_steps": keep_steps,
+        "keep_finished": keep_finished,
+        "chain": chain,
+        "worth": worth,
+    }
     made = tape(seed, events, trace.headers, **options)
     for number, digest in enumerate(made.digests):
         assert made.restored(number).digest() == digest
@@ -129,7 +158,9 @@ def test_a_state_from_keyframes_is_the_one_that_was_folded_and_goes_on_like_it(
     for part in made.parts[number + 1 :]:
         fold(part, state)
     assert state.digest() == made.digests[-1]
-    assert made.restored(number).digest() == made.digests[number], "what is kept of a keyframe is as it was told"
+    assert made.restored(number).digest() == made.digests[number], (
+        "what is kept of a keyframe is as it was told"
+    )
     mine, live = state.snapshot(), made.live.snapshot()
     assert list(mine.steps) == list(live.steps)
     assert replace(mine, steps=()) == replace(live, steps=())
@@ -166,14 +197,19 @@ def test_losses_and_ends_are_in_keyframes_too(seed: int, loss: float) -> None:
 @example([("a", Alias(69, 21, "measured")), ("b", Alias(69, 21, "measured"))], 20_864_119)
 @settings(max_examples=examples(60), deadline=None, phases=few.phases)
 @given(hostile, st.integers(0, 1 << 32))
-def test_what_hostile_events_leave_behind_is_told_or_refused(events: list[tuple[str, Event]], seed: int) -> None:
+def test_what_hostile_events_leave_behind_is_told_or_refused(
+    events: list[tuple[str, Event]], seed: int
+) -> None:
     sane = [pair for pair in events if encodable(pair[1])]
     if not sane:
         return
     pick = random.Random(seed)
     cut = pick.randrange(len(sane))
     keyframer = Keyframer(TraceState(keep_steps=4, keep_finished=3))
-    parts = [[Delivery(source, None, [event]) for source, event in part] for part in (sane[:cut], sane[cut:])]
+    parts = [
+        [Delivery(source, None, [event]) for source, event in part]
+        for part in (sane[:cut], sane[cut:])
+    ]
     chain = []
     for number, part in enumerate(parts):
         keyframer.take(number, part)
@@ -211,7 +247,9 @@ def mutate(value: object, pick: random.Random) -> object:
     if isinstance(value, int):
         return pick.choice([0, -1, value + 1, value - 1, 1 << 31, (1 << 63) - 1, -(1 << 63)])
     if isinstance(value, bytes):
-        return pick.choice([b"", value[: len(value) // 2], value + b"\xff" * 8, bytes(len(value)), value[::-1]])
+        return pick.choice(
+            [b"", value[: len(value) // 2], value + b"\xff" * 8, bytes(len(value)), value[::-1]]
+        )
     if isinstance(value, str):
         return pick.choice(["", "engine", value + "x"])
     if isinstance(value, list) and value:
@@ -228,7 +266,8 @@ def mutate(value: object, pick: random.Random) -> object:
 @settings(max_examples=examples(150), deadline=None, phases=few.phases)
 @given(st.integers(0, 1 << 32))
 def test_a_made_up_keyframe_is_refused_or_harmless(seed: int) -> None:
-    """Checksums hold nobody off who means it: whatever is decoded may be shown without an exception."""
+    """Checksums hold nobody off who means it: whatever is decoded may be shown without an
+    exception."""
     from tracer.recording.keyframes import records
 
     pick = random.Random(seed)
@@ -238,7 +277,10 @@ def test_a_made_up_keyframe_is_refused_or_harmless(seed: int) -> None:
     place = pick.randrange(len(chain))
     keyframe = msgspec.msgpack.decode(chain[place])
     names = Keyframe.__struct_fields__
-    packed = {names.index("present"): None, **{names.index(name): 1 for name in ("found", "early", "late", "steps")}}
+    packed = {
+        names.index("present"): None,
+        **{names.index(name): 1 for name in ("found", "early", "late", "steps")},
+    }
     which = pick.choice([*range(1, len(keyframe)), *packed, *packed])  # these are packed once more
     if which in packed:
         holder = keyframe[which] if packed[which] is None else keyframe[which][1]
@@ -278,7 +320,9 @@ def test_a_whole_keyframe_without_those_that_it_needs_is_refused() -> None:
     def missing(number: int) -> bytes:
         raise KeyframeError("it is damaged")
 
-    needy = [chain for chain in made.chains if msgspec.msgpack.decode(chain[0], type=Keyframe).needs]
+    needy = [
+        chain for chain in made.chains if msgspec.msgpack.decode(chain[0], type=Keyframe).needs
+    ]
     assert needy
     for chain in needy:
         with pytest.raises(KeyframeError, match="damaged"):
@@ -330,7 +374,9 @@ def test_requests_that_are_over_sleep_until_someone_looks() -> None:
     awake = [request for request in over if type(request) is not SleepingRequest]
     assert [request.serial for request in awake] == [state.requests.order[0].serial]
     over[-1].incomplete = True
-    assert over[-1].incomplete and over[-1].over is not None and over[-1].asleep, "one group of fields is read, no more"
+    assert over[-1].incomplete and over[-1].over is not None and over[-1].asleep, (
+        "one group of fields is read, no more"
+    )
     over[-1].version += 1
     assert over[-1].incomplete and type(over[-1]) is not SleepingRequest
 
@@ -373,25 +419,95 @@ def test_what_is_no_keyframe_is_refused_in_words(content: str) -> None:
 
 KNOWN = {
     TraceState: {
-        "now", "_near", "began", "unknown", "sources", "requests", "timers", "received", "scheduled", "produced",
-        "received_total", "tally", "books", "_keep_steps", "_listing", "_coverage", "_handlers",
+        "now",
+        "_near",
+        "began",
+        "unknown",
+        "sources",
+        "requests",
+        "timers",
+        "received",
+        "scheduled",
+        "produced",
+        "received_total",
+        "tally",
+        "books",
+        "_keep_steps",
+        "_listing",
+        "_coverage",
+        "_handlers",
     },
     RequestTable: {
-        "order", "live", "over", "finished_total", "dropped_incomplete", "over_incomplete", "changes", "_keep",
-        "_related", "_exchanged", "_forgotten", "_by_key", "_by_name", "_by_id", "_serial", "_texts", "_tokens",
+        "order",
+        "live",
+        "over",
+        "finished_total",
+        "dropped_incomplete",
+        "over_incomplete",
+        "changes",
+        "_keep",
+        "_related",
+        "_exchanged",
+        "_forgotten",
+        "_by_key",
+        "_by_name",
+        "_by_id",
+        "_serial",
+        "_texts",
+        "_tokens",
         "_weighty",
     },
     Source: {
-        "name", "batch", "header", "engine", "coverage", "status", "reason", "gone", "missing", "faults", "beat",
-        "beat_before", "gauges", "preempted", "evicted", "blocks", "last_step_end", "given_back", "_facts",
+        "name",
+        "batch",
+        "header",
+        "engine",
+        "coverage",
+        "status",
+        "reason",
+        "gone",
+        "missing",
+        "faults",
+        "beat",
+        "beat_before",
+        "gauges",
+        "preempted",
+        "evicted",
+        "blocks",
+        "last_step_end",
+        "given_back",
+        "_facts",
         "stamps",
     },
     Batch: {
-        "history", "members", "loose", "doubtful", "steady", "last", "expected", "count", "produced", "_keep",
-        "_member", "_first_token", "pace", "_unsettled", "_left", "_sleeping", "_dropped",
+        "history",
+        "members",
+        "loose",
+        "doubtful",
+        "steady",
+        "last",
+        "expected",
+        "count",
+        "produced",
+        "_keep",
+        "_member",
+        "_first_token",
+        "pace",
+        "_unsettled",
+        "_left",
+        "_sleeping",
+        "_dropped",
     },
     StepHistory: {
-        "base", "steps", "tokens", "sizes", "prefills", "index_of", "_sums", "_summed", "_sum_before",
+        "base",
+        "steps",
+        "tokens",
+        "sizes",
+        "prefills",
+        "index_of",
+        "_sums",
+        "_summed",
+        "_sum_before",
         "_before",
     },
     BlockMap: {"_bytes", "_holders", "_held", "_slots", "_free_slots", "_cached", "_since"},
@@ -399,26 +515,56 @@ KNOWN = {
     Timers: {"_tally", "_books"},
     Books: {"groups", "counts", "ledger", "paces", "tracks"},
     Groups: {"known", "_numbers"},
-    WindowedCounts: {
-        "total", "_rings", "_heads", "_pending", "_rows", "_sums", "_summed",
-    },
+    WindowedCounts: {"total", "_rings", "_heads", "_pending", "_rows", "_sums", "_summed"},
     Ledger: {"reasons", "dropped", "_columns", "_places", "_asleep", "_revived"},
     Pace: {"_itl", "_counts", "_groups", "_runs", "_members", "_places", "_crossings"},
     Track: {"_grains", "_dropped", "_asleep"},
     Tally: {"ended", "distributions", "pending", "foretold", "routes", "reasons", "sources"},
-}  # fmt: skip
+}
 """Attributes that keyframes tell, or that follow from what they tell."""
 
 
 def test_nothing_of_the_state_is_unknown_to_keyframes() -> None:
-    """A new attribute needs a place in `tracer.recording.keyframes`, or a word here that it needs none."""
+    """A new attribute needs a place in `tracer.recording.keyframes`, or a word here that it needs
+    none."""
     state = fold([*_some_tape().parts[0], *_some_tape().parts[1]])
     source = next(iter(state.sources.values()))
-    parts = [state, state.requests, source, source.batch, source.batch.history, source.blocks, state.received,
-             state.timers, state.tally, state.books, state.books.groups, state.books.counts, state.books.ledger,
-             state.books.paces["core"], state.books.tracks["core"]]  # fmt: skip
+    parts = [
+        state,
+        state.requests,
+        source,
+        source.batch,
+        source.batch.history,
+        source.blocks,
+        state.received,
+        state.timers,
+        state.tally,
+        state.books,
+        state.books.groups,
+        state.books.counts,
+        state.books.ledger,
+        state.books.paces["core"],
+        state.books.tracks["core"],
+    ]
     for part in parts:
         assert set(vars(part)) == KNOWN[type(part)], type(part)
-    assert set(Stamps.__slots__) == {"held", "set_aside", "beats", "floor", "_begin", "_lowest", "_highest"}
-    assert set(Settled.__slots__) == {"count", "last", "times", "batches", "parts", "step", "token", "end"}
+    assert set(Stamps.__slots__) == {
+        "held",
+        "set_aside",
+        "beats",
+        "floor",
+        "_begin",
+        "_lowest",
+        "_highest",
+    }
+    assert set(Settled.__slots__) == {
+        "count",
+        "last",
+        "times",
+        "batches",
+        "parts",
+        "step",
+        "token",
+        "end",
+    }
     assert all(columns_of(group) for group in ("found", "early", "late", "steps"))

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.recording.keyframes.planes import pack_column, pack_columns, unpack_column, unpack_columns
+from tracer.recording.keyframes.planes import (
+    pack_column,
+    pack_columns,
+    unpack_column,
+    unpack_columns,
+)
 
 numbers = st.one_of(st.integers(-3, 3), st.integers(-(1 << 62), 1 << 62))
 cells = st.one_of(st.none(), numbers)

@@ -37,15 +37,17 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     record(made["with"], DELIVERIES)
     record(made["without"], DELIVERIES, keyframes=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tracer.recording.keyframes.keyframer.state_version", lambda: "another version")
+        patch.setattr(
+            "tracer.recording.keyframes.keyframer.state_version", lambda: "another version"
+        )
         record(made["foreign"], DELIVERIES)
     return made
 
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These traces are short: keyframes are used for every seek all the same. A tick takes as long as it takes: how
-    busy this machine is must not matter."""
+    """These traces are short: keyframes are used for every seek all the same. A tick takes as long
+    as it takes: how busy this machine is must not matter."""
     monkeypatch.setattr("tracer.replay.cursor.NEAR_NS", 0)
     monkeypatch.setattr("tracer.replay.player.SLICE_NS", 60 * S)
     monkeypatch.setattr("tracer.replay.player.SEEK_NS", 60 * S)
@@ -85,7 +87,9 @@ def test_the_state_at_any_instant_is_the_one_that_a_live_viewer_had(player: Play
     st.tuples(st.just("seek"), st.floats(0, 1)), st.tuples(st.just("play"), st.floats(0, 2)),
     st.tuples(st.sampled_from(["event", "step", "token", "stage", "back"]), st.just(0.0)),
 ), max_size=12))  # fmt: skip
-def test_whichever_way_one_comes_to_an_instant_the_state_is_the_same(paths: dict[str, Path], ways: list) -> None:
+def test_whichever_way_one_comes_to_an_instant_the_state_is_the_same(
+    paths: dict[str, Path], ways: list
+) -> None:
     clock = Clock()
     player = Player.open(paths["with"], now=clock, idle_s=None)
     for what, amount in ways:
@@ -170,7 +174,13 @@ def test_speeds_go_up_and_down_and_have_bounds(player: Player) -> None:
     player.speed = 3.0
     player.slower()
     assert player.speed == 2.0
-    for speed, kept in ((1e9, 100.0), (0.0, 0.1), (-5.0, 0.1), (float("nan"), 1.0), (float("inf"), 100.0)):
+    for speed, kept in (
+        (1e9, 100.0),
+        (0.0, 0.1),
+        (-5.0, 0.1),
+        (float("nan"), 1.0),
+        (float("inf"), 100.0),
+    ):
         player.speed = speed
         assert player.speed == kept
     player.close()
@@ -191,7 +201,9 @@ def test_steps_go_to_the_next_event_step_token_and_stage(player: Player) -> None
     produced = player.state.sources["core"].batch.produced
     player.step_token()
     assert settle(player).state.sources["core"].batch.produced > produced
-    request_id = next(r.id for r in player.state.requests.live.values() if r.first_token is not None)
+    request_id = next(
+        r.id for r in player.state.requests.live.values() if r.first_token is not None
+    )
     view = player.state.detail(request_id)
     assert view is not None
     player.step_token(request_id)
@@ -232,7 +244,11 @@ def test_it_goes_to_a_request_by_any_of_its_ids(player: Player) -> None:
         assert settle(player).now() == request.received
     assert player.seek_request(request.id)
     here = player.now()
-    assert not player.seek_request("nobody") and not player.seek_request("") and not player.seek_request("\ud800")
+    assert (
+        not player.seek_request("nobody")
+        and not player.seek_request("")
+        and not player.seek_request("\ud800")
+    )
     assert player.now() == here
     player.close()
 
@@ -249,7 +265,10 @@ def test_findings_and_bookmarks_are_gone_to_in_turn(tmp_path: Path) -> None:
     assert not player.bookmark("here") or player.bookmarks[0].t == S
     assert not player.bookmark()  # takes it away again
     player.seek(15 * S)
-    assert player.bookmark("later") and [mark.text for mark in player.bookmarks] == ["it got slow", "later"]
+    assert player.bookmark("later") and [mark.text for mark in player.bookmarks] == [
+        "it got slow",
+        "later",
+    ]
     went = []
     for _ in range(3):
         assert player.next_bookmark()
@@ -331,7 +350,9 @@ def test_a_clock_that_jumps_back_holds_nothing_up(tmp_path: Path) -> None:
     recorder = Recorder(path)
     recorder.write(Delivery("engine", header("engine"), [Received(10 * S, 1, "r1")]))
     for n in range(100):
-        recorder.write(Delivery("engine", None, [Sent((11 * S if n < 50 else 8 * S) + n * 50 * MS, 1, n, n)]))
+        recorder.write(
+            Delivery("engine", None, [Sent((11 * S if n < 50 else 8 * S) + n * 50 * MS, 1, n, n)])
+        )
     recorder.close()
     clock = Clock()
     player = Player.open(path, now=clock, idle_s=None)
@@ -354,7 +375,10 @@ def test_two_sources_apart_in_time_are_played_as_they_were_recorded(tmp_path: Pa
     deliveries = [Delivery("a", header("a"), []), Delivery("b", header("b"), [])]
     for n in range(40):
         t = 10 * S + n * 100 * MS
-        deliveries += [Delivery("a", None, [Sent(t, 1, n, n)]), Delivery("b", None, [Sent(t - 1_500 * MS, 1, n, n)])]
+        deliveries += [
+            Delivery("a", None, [Sent(t, 1, n, n)]),
+            Delivery("b", None, [Sent(t - 1_500 * MS, 1, n, n)]),
+        ]
     recorder = Recorder(path)
     for delivery in deliveries:
         recorder.write(delivery)
@@ -462,7 +486,10 @@ def test_load_gives_the_state_at_an_instant_or_at_the_end(path: Path) -> None:
         assert load(path, until=(begin + until) // 2, keyframes=False).digest() == digest
     assert load(path).digest() == fold(DELIVERIES).digest()
     few = load(path, keep_finished=2)
-    assert len(few.requests.over) == 2 and few.requests.finished_total == load(path).requests.finished_total
+    assert (
+        len(few.requests.over) == 2
+        and few.requests.finished_total == load(path).requests.finished_total
+    )
     with pytest.raises(TraceFileError, match="cannot read"):
         load(path.with_name("none.trace"))
 
@@ -471,15 +498,27 @@ def test_load_gives_the_state_at_an_instant_or_at_the_end(path: Path) -> None:
 def test_little_is_played_too(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "a.trace"
     recorder = Recorder(path)
-    recorder.write(Delivery("engine", header("engine"), [] if kind == "empty block" else [Heartbeat(S)]))
+    recorder.write(
+        Delivery("engine", header("engine"), [] if kind == "empty block" else [Heartbeat(S)])
+    )
     recorder.close()
     clock = Clock()
     player = Player.open(path, now=clock)
     moves: list[Callable[[], object]] = [
-        player.tick, player.step_event, player.step_step, player.step_token, player.step_stage, player.back_event,
-        lambda: player.seek(5), lambda: player.seek_fraction(0.5), lambda: player.seek_by(-S), player.toggle,
-        lambda: player.bookmark(), player.tick, player.tick,
-    ]  # fmt: skip
+        player.tick,
+        player.step_event,
+        player.step_step,
+        player.step_token,
+        player.step_stage,
+        player.back_event,
+        lambda: player.seek(5),
+        lambda: player.seek_fraction(0.5),
+        lambda: player.seek_by(-S),
+        player.toggle,
+        lambda: player.bookmark(),
+        player.tick,
+        player.tick,
+    ]
     for move in moves:
         clock.t += S
         move()
@@ -492,7 +531,11 @@ def test_a_step_is_known_at_its_end(tmp_path: Path) -> None:
     """A screen must not show the end of a step that is still running at the playhead."""
     path = tmp_path / "a.trace"
     recorder = Recorder(path)
-    recorder.write(Delivery("engine", header("engine"), [Received(S, 1, "r"), Step(2 * S, 0, token=S, end=2 * S)]))
+    recorder.write(
+        Delivery(
+            "engine", header("engine"), [Received(S, 1, "r"), Step(2 * S, 0, token=S, end=2 * S)]
+        )
+    )
     recorder.close()
     player = Player.open(path, now=Clock(), paused=True)
     player.seek(4 * S - 1)

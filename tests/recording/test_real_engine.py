@@ -1,4 +1,5 @@
-"""A real engine under real traffic, recorded through a socket and a bus: the file tells what a live viewer saw."""
+"""A real engine under real traffic, recorded through a socket and a bus: the file tells what a live
+viewer saw."""
 
 from __future__ import annotations
 
@@ -69,7 +70,9 @@ async def test_a_recording_of_a_real_engine_is_what_was_seen_live(
         async with asyncio.timeout(PATIENCE_S):
             bus = Bus()
             bus.add(DirectorySource(await run_folder(sockets), poll_s=0.05))
-            recorder = Recorder(path, with_text=True, keyframes=Keyframer(), keyframe_ns=3_000_000_000)
+            recorder = Recorder(
+                path, with_text=True, keyframes=Keyframer(), keyframe_ns=3_000_000_000
+            )
             flight = FlightRecorder(tmp_path / "flight.trace", 1.0, [parse("live>0")], after_s=2)
             tasks = [
                 asyncio.create_task(recorder.run(bus.subscribe())),

@@ -41,7 +41,9 @@ def test_a_recorded_trace_is_read_as_it_was_told(tmp_path: Path) -> None:
         assert trace.problems == [] and trace.with_text
         assert {name: trace.sources[name] for name in ("api", "core")} == recorder.sources
         assert _flat(trace.deliveries()) == _flat(deliveries)
-        assert trace.events == recorder.events == sum(len(delivery.events) for delivery in deliveries)
+        assert (
+            trace.events == recorder.events == sum(len(delivery.events) for delivery in deliveries)
+        )
         assert recorder.size == recorder.path.stat().st_size
         assert len(trace.keyframes) >= 1
     assert load(recorder.path).digest() == fold(deliveries).digest()
@@ -63,15 +65,22 @@ def _flat(deliveries: object) -> list[object]:
 def test_without_text_no_prompt_no_output_and_no_token_ids_are_in_the_file(tmp_path: Path) -> None:
     secret, answer, ids = "my secret prompt", "the answer is 42", b"\x2a\x2b\x2c\x2d" * 5
     events: list[Event] = [
-        Received(S, 1, "r1"), Prompt(S + 1, 1, secret, 16, ids, 5), Output(S + 2, 1, 0, answer), Sent(S + 3, 1, 1, 9),
-    ]  # fmt: skip
+        Received(S, 1, "r1"),
+        Prompt(S + 1, 1, secret, 16, ids, 5),
+        Output(S + 2, 1, 0, answer),
+        Sent(S + 3, 1, 1, 9),
+    ]
     for with_text in (False, True):
-        recorder = Recorder(tmp_path / f"{with_text}.trace", with_text=with_text, keyframes=Keyframer())
+        recorder = Recorder(
+            tmp_path / f"{with_text}.trace", with_text=with_text, keyframes=Keyframer()
+        )
         recorder.write(Delivery("engine", header("engine"), events))
         recorder.close()
         with TraceFile(recorder.path) as trace:
             assert trace.with_text == with_text
-            raw = b"".join(trace.content(block) or b"" for block in (*trace.blocks, *trace.keyframes))
+            raw = b"".join(
+                trace.content(block) or b"" for block in (*trace.blocks, *trace.keyframes)
+            )
             back = [event for delivery in trace.deliveries() for event in delivery.events]
         for text in (secret.encode(), answer.encode(), ids):
             assert (text in raw) == with_text
@@ -101,7 +110,11 @@ def test_a_block_is_written_after_a_second_of_the_clock_or_of_the_trace(tmp_path
     assert recorder.size > first
     recorder.close()
     with TraceFile(recorder.path) as trace:
-        assert [(block.first, block.last) for block in trace.blocks] == [(S, S), (2 * S, 3 * S - 1), (3 * S, 3 * S)]
+        assert [(block.first, block.last) for block in trace.blocks] == [
+            (S, S),
+            (2 * S, 3 * S - 1),
+            (3 * S, 3 * S),
+        ]
 
 
 def test_a_block_says_when_its_events_were_known(tmp_path: Path) -> None:
@@ -109,14 +122,22 @@ def test_a_block_says_when_its_events_were_known(tmp_path: Path) -> None:
     now = clock.now()
     mine = msgspec.structs.replace(header("engine"), boot_id=clock.boot_id())
     recorder = Recorder(tmp_path / "a.trace")
-    recorder.write(Delivery("engine", mine, [Step(now, 0, end=5 * MS), Heartbeat(now + 1), Heartbeat(now + 3600 * S)]))
+    recorder.write(
+        Delivery(
+            "engine",
+            mine,
+            [Step(now, 0, end=5 * MS), Heartbeat(now + 1), Heartbeat(now + 3600 * S)],
+        )
+    )
     recorder.close()
     with TraceFile(recorder.path) as trace:
         assert (trace.begin, trace.end) == (now + 5 * MS, now + 5 * MS)
         assert trace.events == 3
 
 
-def test_what_was_told_of_the_time_before_the_recording_does_not_make_it_begin_earlier(tmp_path: Path) -> None:
+def test_what_was_told_of_the_time_before_the_recording_does_not_make_it_begin_earlier(
+    tmp_path: Path,
+) -> None:
     """Whoever attaches late is told what was before: an engine that came up three hours ago."""
     now = clock.now()
     mine = msgspec.structs.replace(header("engine"), boot_id=clock.boot_id())
@@ -131,7 +152,9 @@ def test_what_was_told_of_the_time_before_the_recording_does_not_make_it_begin_e
         assert [block.events for block in trace.blocks] == [0, 3]
 
 
-def test_large_deliveries_are_cut_into_blocks_and_what_is_too_large_is_a_gap(tmp_path: Path) -> None:
+def test_large_deliveries_are_cut_into_blocks_and_what_is_too_large_is_a_gap(
+    tmp_path: Path,
+) -> None:
     recorder = Recorder(tmp_path / "a.trace", with_text=True)
     many: list[Event] = [Output(S + n, 1, n * 20_000, "x" * 20_000) for n in range(400)]
     giant = Output(2 * S, 1, 0, os.urandom(3_000_000).hex())
@@ -196,14 +219,18 @@ def test_a_defect_in_keyframes_costs_the_keyframes_alone(tmp_path: Path) -> None
         recorder.write(delivery)
     last = Heartbeat(deliveries[-1].events[-1].t + 60 * S)
     for second in range(2):
-        recorder.write(Delivery("core", None, [Heartbeat(last.t + second * S), Sent(last.t + second * S, 1, 1, 1)]))
+        recorder.write(
+            Delivery(
+                "core", None, [Heartbeat(last.t + second * S), Sent(last.t + second * S, 1, 1, 1)]
+            )
+        )
     recorder.close()
     assert recorder.keyframe_error == "KeyError: 'oops'" and not recorder.error
     with TraceFile(recorder.path) as trace:
         assert trace.problems == [] and trace.keyframes == [] and trace.events == recorder.events
 
 
-# --- what can go wrong with a file ------------------------------------------------------------------------------------
+# --- what can go wrong with a file ----------------------------------------------------------------
 
 
 def test_a_file_that_is_there_is_not_overwritten_unless_asked(tmp_path: Path) -> None:
@@ -237,8 +264,11 @@ def test_two_recordings_do_not_write_to_one_file(tmp_path: Path) -> None:
     Recorder(tmp_path / "a.trace", overwrite=True).close()
 
 
-def test_a_full_disk_ends_the_recording_with_a_sentence_and_leaves_whole_blocks(tmp_path: Path) -> None:
-    """The limit on a file's size stands for the end of the disk: a write gets in halfway and then fails."""
+def test_a_full_disk_ends_the_recording_with_a_sentence_and_leaves_whole_blocks(
+    tmp_path: Path,
+) -> None:
+    """The limit on a file's size stands for the end of the disk: a write gets in halfway and then
+    fails."""
     said: list[str] = []
     deliveries = some(4)
     old = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -259,7 +289,9 @@ def test_a_full_disk_ends_the_recording_with_a_sentence_and_leaves_whole_blocks(
     assert 0 < recorder.events < total and recorder.events + recorder.missed >= total
     assert recorder.path.stat().st_size == recorder.size <= 20_000
     with TraceFile(recorder.path) as trace:
-        assert trace.problems == ["was not closed by its writer: up to a second may be missing at its end"]
+        assert trace.problems == [
+            "was not closed by its writer: up to a second may be missing at its end"
+        ]
         assert trace.events == recorder.events
 
 
@@ -279,11 +311,14 @@ def test_a_file_whose_number_has_become_another_ones_is_not_written_to(tmp_path:
     os.close(other)
 
 
-def test_a_writer_that_is_killed_leaves_a_file_that_lacks_its_last_second_at_most(tmp_path: Path) -> None:
+def test_a_writer_that_is_killed_leaves_a_file_that_lacks_its_last_second_at_most(
+    tmp_path: Path,
+) -> None:
     code = (
         "import sys, time\n"
         "from tests.state.traces import header\n"
-        "from engine_hooks.protocol.clock import now\nfrom engine_hooks.protocol.events import Sent\nfrom engine_hooks.protocol.stream_decoder import Delivery\n"
+        "from engine_hooks.protocol.clock import now\nfrom engine_hooks.protocol.events import "
+        "Sent\nfrom engine_hooks.protocol.stream_decoder import Delivery\n"
         "from engine_hooks.protocol.recorder import Recorder\n"
         "recorder = Recorder(sys.argv[1])\n"
         "recorder.write(Delivery('engine', header('engine'), []))\n"
@@ -295,20 +330,24 @@ def test_a_writer_that_is_killed_leaves_a_file_that_lacks_its_last_second_at_mos
         "    time.sleep(0.02)\n"
     )
     path = tmp_path / "a.trace"
-    with subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+    ) as writer:
         assert writer.stdout is not None
         lines = [writer.stdout.readline() for _ in range(90)]
         writer.kill()
         lines += writer.stdout.readlines()
     written = int(lines[-1])
     with TraceFile(path) as trace:
-        assert trace.problems == ["was not closed by its writer: up to a second may be missing at its end"]
+        assert trace.problems == [
+            "was not closed by its writer: up to a second may be missing at its end"
+        ]
         stamps = [event.t for delivery in trace.deliveries() for event in delivery.events]
     assert 0 < len(stamps) <= written
     assert written - len(stamps) <= 51 + 5  # a second of them, 0.02 s apart or more
 
 
-# --- from a bus -------------------------------------------------------------------------------------------------------
+# --- from a bus -----------------------------------------------------------------------------------
 
 
 async def _feed(deliveries: list[Delivery]) -> AsyncIterator[Delivery]:

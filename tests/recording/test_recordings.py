@@ -1,4 +1,5 @@
-"""The recordings that come with the project: each opens at once, without an engine, and shows what the table says."""
+"""The recordings that come with the project: each opens at once, without an engine, and shows what
+the table says."""
 
 from __future__ import annotations
 
@@ -45,16 +46,24 @@ print(json.dumps(told))
 
 @cache
 def opened() -> dict[str, Any]:
-    """Each recording, opened in a process that has no engine: seconds of CPU, exit code and document of `show`."""
-    done = subprocess.run([sys.executable, "-c", PROBE, *map(str, RECORDINGS)], capture_output=True, text=True,
-                          check=False, timeout=120)  # fmt: skip
+    """Each recording, opened in a process that has no engine: seconds of CPU, exit code and
+    document of `show`."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *map(str, RECORDINGS)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
 def test_there_is_one_for_each_story_and_engine_and_the_table_names_them_all() -> None:
     names = {path.stem for path in RECORDINGS}
-    assert {f"{engine}-{story}" for engine in ("transformers", "vllm") for story in SHOWS} | OTHERS == names
+    assert {
+        f"{engine}-{story}" for engine in ("transformers", "vllm") for story in SHOWS
+    } | OTHERS == names
     table = (FOLDER / "README.md").read_text()
     assert all(f"`{name}.trace`" in table for name in names)
 
@@ -87,7 +96,9 @@ def loaded(state: TraceState) -> bool:
 
 
 def long_prompt(state: TraceState) -> bool:
-    return max(_prefills(state)) > 1_800 and all(len(request.passes) == 1 for request in state.requests.order)
+    return max(_prefills(state)) > 1_800 and all(
+        len(request.passes) == 1 for request in state.requests.order
+    )
 
 
 def long_prompt_chunked(state: TraceState) -> bool:
@@ -119,7 +130,9 @@ def _sizes(state: TraceState) -> list[int]:
     return [size for source in state.sources.values() for size in source.batch.history.sizes]
 
 
-@pytest.mark.parametrize("path", [path for path in RECORDINGS if path.stem not in OTHERS], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in RECORDINGS if path.stem not in OTHERS], ids=lambda path: path.stem
+)
 def test_it_shows_what_the_table_says(path: Path) -> None:
     assert SHOWS[path.stem.partition("-")[2]](load(path))
 
@@ -130,4 +143,6 @@ def test_the_modelled_one_says_that_it_was_not_measured_and_has_the_reference_fi
     assert "modelled, not measured" in engine.title
     (request,) = state.snapshot().requests
     assert request.output_tokens == 300 and request.prompt_tokens == 2_000
-    assert request.e2e_ms == pytest.approx(1_883, rel=0.01) and request.ttft_ms == pytest.approx(89, rel=0.01)
+    assert request.e2e_ms == pytest.approx(1_883, rel=0.01) and request.ttft_ms == pytest.approx(
+        89, rel=0.01
+    )

@@ -1,4 +1,5 @@
-"""Files that are cut, damaged, foreign or of another version: read as far as they go, or refused in a sentence."""
+"""Files that are cut, damaged, foreign or of another version: read as far as they go, or refused in
+a sentence."""
 
 from __future__ import annotations
 
@@ -57,11 +58,17 @@ def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def events_of(trace: TraceFile) -> list[Event]:
-    return [event for delivery in trace.deliveries() for event in delivery.events if type(event) is not Gap]
+    return [
+        event
+        for delivery in trace.deliveries()
+        for event in delivery.events
+        if type(event) is not Gap
+    ]
 
 
 def check_cut(path: Path, sizes: range, step: int = 1) -> None:
-    """`path`, cut at each of `sizes`, opens up to its last whole block, says so, and every `step`-th time is read."""
+    """`path`, cut at each of `sizes`, opens up to its last whole block, says so, and every
+    `step`-th time is read."""
     data = path.read_bytes()
     with TraceFile(path) as whole:
         ends = [block.end for block in whole.blocks]
@@ -86,7 +93,8 @@ def check_cut(path: Path, sizes: range, step: int = 1) -> None:
 
 
 def check_flipped(path: Path, places: range) -> None:
-    """Of `path`, with one bit of each of `places` in turn flipped, one block at most is lost, and that is said."""
+    """Of `path`, with one bit of each of `places` in turn flipped, one block at most is lost, and
+    that is said."""
     data = path.read_bytes()
     with TraceFile(path) as whole:
         everything = whole.events
@@ -155,13 +163,20 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "zeros": lambda: bytes(100_000),
     "noise": lambda: random.Random(1).randbytes(100_000),
     "only a preamble": lambda: preamble(with_text=False),
-    "noise behind a preamble": lambda: preamble(with_text=False) + random.Random(2).randbytes(100_000),
+    "noise behind a preamble": lambda: (
+        preamble(with_text=False) + random.Random(2).randbytes(100_000)
+    ),
     "a tail that points at itself": lambda: preamble(with_text=False) + tail(PREAMBLE_SIZE),
     "a tail that points nowhere": lambda: preamble(with_text=False) + tail(1 << 63),
-    "an index of nothing": lambda: preamble(with_text=False)
-    + make_block(INDEX, msgspec.msgpack.encode(Index(b"", [])), number=0) + tail(PREAMBLE_SIZE),
-    "sync words": lambda: preamble(with_text=False) + make_block(EVENTS, b"", number=0)[:12] * 5_000,
-}  # fmt: skip
+    "an index of nothing": lambda: (
+        preamble(with_text=False)
+        + make_block(INDEX, msgspec.msgpack.encode(Index(b"", [])), number=0)
+        + tail(PREAMBLE_SIZE)
+    ),
+    "sync words": lambda: (
+        preamble(with_text=False) + make_block(EVENTS, b"", number=0)[:12] * 5_000
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -194,12 +209,18 @@ CONTENTS: dict[str, bytes] = {
 @pytest.mark.parametrize("kind", CONTENTS)
 def test_a_block_of_nonsense_is_said_and_the_others_are_read(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "a.trace"
-    blocks = [make_block(EVENTS, _frames(BEAT), number=0, count=1), make_block(EVENTS, CONTENTS[kind], number=1),
-              make_block(EVENTS, _frames(BEAT, seq=1), number=2, count=1)]  # fmt: skip
+    blocks = [
+        make_block(EVENTS, _frames(BEAT), number=0, count=1),
+        make_block(EVENTS, CONTENTS[kind], number=1),
+        make_block(EVENTS, _frames(BEAT, seq=1), number=2, count=1),
+    ]
     _write(path, blocks)
     with TraceFile(path) as trace:
         assert events_of(trace) == [BEAT, BEAT]
-        assert any("cannot be understood" in problem for problem in trace.verify()) or not CONTENTS[kind]
+        assert (
+            any("cannot be understood" in problem for problem in trace.verify())
+            or not CONTENTS[kind]
+        )
     assert load(path).now == BEAT.t
 
 
@@ -216,35 +237,53 @@ def test_a_damaged_block_is_a_gap_of_as_many_events_as_it_held(tmp_path: Path) -
     data[third.offset + HEADER_SIZE + 10] ^= 1
     path.write_bytes(data)
     with TraceFile(path) as trace:
-        gaps = [event for delivery in trace.deliveries() for event in delivery.events if type(event) is Gap]
+        gaps = [
+            event
+            for delivery in trace.deliveries()
+            for event in delivery.events
+            if type(event) is Gap
+        ]
         assert gaps == [Gap(4 * S, 7, "the file is damaged here")]
         assert trace.problems == [f"has a damaged block at byte {third.offset:,}"]
     assert load(path).sources["engine"].missing == 7
     data[third.offset + 20] ^= 1  # its header too
     path.write_bytes(data)
     with TraceFile(path) as trace:
-        gaps = [event for delivery in trace.deliveries() for event in delivery.events if type(event) is Gap]
+        gaps = [
+            event
+            for delivery in trace.deliveries()
+            for event in delivery.events
+            if type(event) is Gap
+        ]
         assert gaps == [Gap(4 * S, 7, "the file is damaged here")]
 
 
 def test_a_newer_schema_and_a_newer_format_are_refused_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "new.trace"
     _write(path, [make_block(EVENTS, _frames(BEAT, schema=SCHEMA_VERSION + 1), number=0)])
-    with pytest.raises(TraceFileError, match=r"new\.trace was written by a newer tracer \(schema 2, .* upgrade"):
+    with pytest.raises(
+        TraceFileError, match=r"new\.trace was written by a newer tracer \(schema 2, .* upgrade"
+    ):
         load(path)
     data = bytearray(preamble(with_text=False))
     data[16] = FORMAT + 1
     path.write_bytes(bytes(data) + make_block(EVENTS, _frames(BEAT), number=0))
-    with pytest.raises(TraceFileError, match=r"newer tracer \(file format 3, this one reads up to 2\): upgrade"):
+    with pytest.raises(
+        TraceFileError, match=r"newer tracer \(file format 3, this one reads up to 2\): upgrade"
+    ):
         load(path)
 
 
 def test_events_of_a_later_version_are_left_out_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "later.trace"
-    unknown = encode(Batch(0, [BEAT, BEAT])).replace(b"\x98\x04", b"\x98\x7e", 1)  # a tag that there is not yet
+    # a tag that there is not yet
+    unknown = encode(Batch(0, [BEAT, BEAT])).replace(b"\x98\x04", b"\x98\x7e", 1)
     payload = msgspec.msgpack.encode(Speaker("engine", header("engine")))
     content = len(payload).to_bytes(4, "little") + payload + unknown
-    _write(path, [make_block(EVENTS, content, number=0), make_block(EVENTS, _frames(BEAT, seq=2), number=1)])
+    _write(
+        path,
+        [make_block(EVENTS, content, number=0), make_block(EVENTS, _frames(BEAT, seq=2), number=1)],
+    )
     state = load(path)
     assert state.unknown == 1 and state.sources["engine"].missing == 0
 
@@ -257,7 +296,9 @@ def test_a_bomb_of_a_file_takes_no_memory(tmp_path: Path) -> None:
     count = (MAX_RAW - 100) // len(tiny)
     batch = b"\x93\x01\x00\xdd" + count.to_bytes(4, "big") + tiny * count + b"\xc2"
     payload = msgspec.msgpack.encode(Speaker("engine"))
-    content = len(payload).to_bytes(4, "little") + payload + len(batch).to_bytes(4, "little") + batch
+    content = (
+        len(payload).to_bytes(4, "little") + payload + len(batch).to_bytes(4, "little") + batch
+    )
     content = content[:MAX_RAW]
     _write(path, [make_block(EVENTS, bytes(MAX_RAW), number=n) for n in range(50)])
     assert path.stat().st_size < 50_000
@@ -319,7 +360,9 @@ def check(path: Path) -> None:
         before = path.stat().st_size
         if repair(path):
             with TraceFile(path) as trace:
-                assert not any("cut" in problem or "closed" in problem for problem in trace.problems)
+                assert not any(
+                    "cut" in problem or "closed" in problem for problem in trace.problems
+                )
             assert path.stat().st_size < before + 100_000
     except TraceFileError as refused:
         assert "\n" not in str(refused) and str(path) in str(refused)
@@ -331,7 +374,8 @@ def test_a_thousand_mutations_are_read_or_refused(small: Path) -> None:
 
 
 def check_mutated(original: Path, count: int, seed: int = 20) -> None:
-    """`original` with random bytes changed, and at times cut, so many times: each is read or refused in a sentence."""
+    """`original` with random bytes changed, and at times cut, so many times: each is read or
+    refused in a sentence."""
     content = original.read_bytes()
     pick = random.Random(seed)
     path = original.with_name(f"mutated-{seed}.trace")
@@ -353,7 +397,7 @@ def check_mutated(original: Path, count: int, seed: int = 20) -> None:
             assert "\n" not in str(refused) and str(path) in str(refused)
 
 
-# --- repair -----------------------------------------------------------------------------------------------------------
+# --- repair ---------------------------------------------------------------------------------------
 
 
 def test_a_file_without_an_index_is_given_one(small: Path, tmp_path: Path) -> None:
@@ -366,8 +410,12 @@ def test_a_file_without_an_index_is_given_one(small: Path, tmp_path: Path) -> No
                 said = repair(path)
                 assert len(said) == 1 and ("cut at byte" in said[0] or "not closed" in said[0])
                 with TraceFile(path) as trace:
-                    assert trace.problems == [] and trace.blocks == whole.blocks[: len(trace.blocks)]
-                    assert trace.blocks[-1] == block and trace.sources.keys() == whole.sources.keys()
+                    assert (
+                        trace.problems == [] and trace.blocks == whole.blocks[: len(trace.blocks)]
+                    )
+                    assert (
+                        trace.blocks[-1] == block and trace.sources.keys() == whole.sources.keys()
+                    )
                 assert repair(path) == []
     assert repair(small) == [] and small.read_bytes() == data
 

@@ -1,4 +1,5 @@
-"""Recordings of every version of the file and of the events are read, and give the figures that they gave then."""
+"""Recordings of every version of the file and of the events are read, and give the figures that
+they gave then."""
 
 from __future__ import annotations
 
@@ -52,9 +53,14 @@ def test_an_old_recording_gives_the_figures_that_it_gave_then(version: tuple[int
             (v.id, v.prompt_tokens, v.output_tokens, v.finish_reason, v.ttft_ms, v.e2e_ms)
             for v in state.snapshot().requests
         ]  # fmt: skip
-        assert found == [pytest.approx(row) if isinstance(row, float) else row for row in VERSIONS[version]]
+        assert found == [
+            pytest.approx(row) if isinstance(row, float) else row for row in VERSIONS[version]
+        ]
         detail = state.detail("req-1")
-        assert detail is not None and (detail.prompt_text, detail.output_text) == ("x" * 20, "abc" * 5)
+        assert detail is not None and (detail.prompt_text, detail.output_text) == (
+            "x" * 20,
+            "abc" * 5,
+        )
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -31,9 +31,14 @@ def main() -> None:
             elif packet.kind == START:
                 at = now()
                 anchor = ClockAnchor(at, 1_700_000_000_000_000_000)
-                said = encode(Hello(Header(1, "far:1:aa", 1, "engine", "far", "far", "another boot", anchor)))
-                events = [Received(at, 1, "one", "/v1", "one"), Queued(at + NS_PER_MS, 1, "one", 3, 4),
-                          Scheduled(at + 3 * NS_PER_MS, 1, at + 2 * NS_PER_MS)]  # fmt: skip
+                said = encode(
+                    Hello(Header(1, "far:1:aa", 1, "engine", "far", "far", "another boot", anchor))
+                )
+                events = [
+                    Received(at, 1, "one", "/v1", "one"),
+                    Queued(at + NS_PER_MS, 1, "one", 3, 4),
+                    Scheduled(at + 3 * NS_PER_MS, 1, at + 2 * NS_PER_MS),
+                ]
                 for frame in encode_events(0, events):  # type: ignore[arg-type]
                     said += frame
                 os.write(1, Packet(OPEN, 1, b"1-aa").encode() + Packet(DATA, 1, said).encode())

@@ -1,8 +1,9 @@
-"""Stands in for ssh where there is none: runs the command that ssh would run over there, here, behind a slow line.
+"""Stands in for ssh where there is none: runs the command that ssh would run over there, here,
+behind a slow line.
 
-Usage, as TRACER_SSH: ``python stand_in.py SOCKETS DELAY_MS BYTES_A_SECOND [-p PORT] HOST COMMAND``. SOCKETS is the
-socket folder of the far host. What the command writes comes late and slowly, as over a network; the login shell over
-there is one that prints something first.
+Usage, as TRACER_SSH: ``python stand_in.py SOCKETS DELAY_MS BYTES_A_SECOND [-p PORT] HOST COMMAND``.
+SOCKETS is the socket folder of the far host. What the command writes comes late and slowly, as over
+a network; the login shell over there is one that prints something first.
 """
 
 from __future__ import annotations
@@ -59,5 +60,6 @@ async def main() -> None:
     os._exit(await process.wait())
 
 
-logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # what it has to say about a child that ended is no word of ssh
+# what it has to say about a child that ended is no word of ssh
+logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 asyncio.run(main())

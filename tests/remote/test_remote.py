@@ -1,4 +1,5 @@
-"""Engines on another host: over a slow line, a broken one, a hostile one, and with a clock of their own."""
+"""Engines on another host: over a slow line, a broken one, a hostile one, and with a clock of their
+own."""
 
 from __future__ import annotations
 
@@ -70,7 +71,9 @@ def test_it_is_recorded_over_a_slow_line(tracer: Commands, far: Path, tmp_path: 
 
 
 def test_a_connection_that_breaks_is_made_again_and_says_so(tracer: Commands, far: Path) -> None:
-    shown = Terminal([sys.executable, "-m", "tracer", "attach", FAR], tracer.environment(**line(far)))
+    shown = Terminal(
+        [sys.executable, "-m", "tracer", "attach", FAR], tracer.environment(**line(far))
+    )
     try:
         shown.wait_for_text("waits-2")
         shown.wait_for_text("clocks matched within")
@@ -103,7 +106,9 @@ def _children(pid: int) -> list[int]:
         (FAR, "cat /dev/zero", "far: "),
     ],
 )
-def test_what_cannot_be_reached_is_said_in_one_line(tracer: Commands, target: str, ssh: str, reason: str) -> None:
+def test_what_cannot_be_reached_is_said_in_one_line(
+    tracer: Commands, target: str, ssh: str, reason: str
+) -> None:
     done = tracer.run("show", target, TRACER_SSH=ssh)
     assert done.returncode == 2
     assert reason in done.stderr
@@ -116,7 +121,9 @@ def test_a_name_that_nobody_has_over_there_is_said_by_them(tracer: Commands, far
     assert "nothing called nobody runs" in done.stderr
 
 
-def test_a_relay_speaks_to_no_terminal_and_ends_with_its_reader(tracer: Commands, far: Path) -> None:
+def test_a_relay_speaks_to_no_terminal_and_ends_with_its_reader(
+    tracer: Commands, far: Path
+) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "tracer", "relay"], env=tracer.environment(**{SOCKETS: str(far)}),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -133,10 +140,15 @@ def test_a_relay_speaks_to_no_terminal_and_ends_with_its_reader(tracer: Commands
 
 
 @pytest.mark.parametrize("hours", [-5, 0, 7])
-async def test_another_clock_is_laid_beside_ours(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+async def test_another_clock_is_laid_beside_ours(
+    monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
     offset = hours * 3600 * NS_PER_S
-    clock_now = 10**18 if offset < 0 else 0  # a clock that is behind ours must not be before its own begin
-    monkeypatch.setenv("TRACER_SSH", shlex.join(python_file("far_clock.py", str(offset + clock_now))))
+    # a clock that is behind ours must not be before its own begin
+    clock_now = 10**18 if offset < 0 else 0
+    monkeypatch.setenv(
+        "TRACER_SSH", shlex.join(python_file("far_clock.py", str(offset + clock_now)))
+    )
     begin = clock.now()
     (remote,) = RemoteTarget.open([FAR]).sources()
     said: list[str] = []
@@ -163,12 +175,20 @@ def python_file(name: str, *arguments: str) -> list[str]:
     return [*python("")[:1], str(HERE / name), *arguments]
 
 
-@given(packets=st.lists(st.builds(Packet, st.integers(OPEN, ACK), st.integers(0, 2**32 - 1), st.binary(max_size=300))),
-       cut=st.integers(1, 40))  # fmt: skip
+@given(
+    packets=st.lists(
+        st.builds(
+            Packet, st.integers(OPEN, ACK), st.integers(0, 2**32 - 1), st.binary(max_size=300)
+        )
+    ),
+    cut=st.integers(1, 40),
+)
 def test_packets_are_the_same_however_they_arrive(packets: list[Packet], cut: int) -> None:
     stream = b"".join(packet.encode() for packet in packets)
     reader = PacketReader()
-    got = [packet for at in range(0, len(stream), cut) for packet in reader.feed(stream[at : at + cut])]
+    got = [
+        packet for at in range(0, len(stream), cut) for packet in reader.feed(stream[at : at + cut])
+    ]
     assert got == packets
 
 

@@ -1,4 +1,5 @@
-"""Spans of engines that trace themselves, as their sources write them (not recorded from a live SGLang server)."""
+"""Spans of engines that trace themselves, as their sources write them (not recorded from a live
+SGLang server)."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def test_sglangs_stages_become_ours(sglang: tuple[Imported, TraceState]) -> None
         assert rows[stage].status is Status.UNAVAILABLE
 
 
-def test_chunks_are_passes_and_say_that_their_tokens_are_divided(sglang: tuple[Imported, TraceState]) -> None:
+def test_chunks_are_passes_and_say_that_their_tokens_are_divided(
+    sglang: tuple[Imported, TraceState],
+) -> None:
     _, state = sglang
     detail = state.detail("1111222233334444")
     assert detail is not None
@@ -101,7 +104,10 @@ def test_vllms_one_span_a_request_gives_its_latencies() -> None:
         (b"", "no request spans"),
         (b"not json", "line 1 is no OTLP JSON"),
         (b"[1, 2]", "line 1 is no OTLP JSON"),
-        (b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"name": "GET /"}]}]}]}', "no request spans"),
+        (
+            b'{"resourceSpans": [{"scopeSpans": [{"spans": [{"name": "GET /"}]}]}]}',
+            "no request spans",
+        ),
     ],
 )
 def test_what_is_no_trace_is_said_in_one_line(data: bytes, reason: str) -> None:
@@ -117,16 +123,30 @@ def test_what_is_no_trace_is_said_in_one_line(data: bytes, reason: str) -> None:
             {
                 "traceId": st.sampled_from(["a", "b"]),
                 "name": st.sampled_from(
-                    ["tokenize", "prefill_forward", "chunked_prefill", "decode_loop", "llm_request", "x"]
+                    [
+                        "tokenize",
+                        "prefill_forward",
+                        "chunked_prefill",
+                        "decode_loop",
+                        "llm_request",
+                        "x",
+                    ]
                 ),
-                "startTimeUnixNano": st.one_of(st.integers(-5, 1 << 70).map(str), st.text(max_size=3)),
+                "startTimeUnixNano": st.one_of(
+                    st.integers(-5, 1 << 70).map(str), st.text(max_size=3)
+                ),
                 "endTimeUnixNano": st.integers(-5, 1 << 70).map(str),
                 "attributes": st.lists(
                     st.fixed_dictionaries(
                         {
                             "key": st.sampled_from(
-                                ["rid", "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens",
-                                 "gen_ai.latency.time_to_first_token", "gen_ai.latency.e2e"]
+                                [
+                                    "rid",
+                                    "gen_ai.usage.prompt_tokens",
+                                    "gen_ai.usage.completion_tokens",
+                                    "gen_ai.latency.time_to_first_token",
+                                    "gen_ai.latency.e2e",
+                                ]
                             ),
                             "value": st.one_of(
                                 st.integers(-3, 1 << 40).map(lambda n: {"intValue": str(n)}),
@@ -141,7 +161,7 @@ def test_what_is_no_trace_is_said_in_one_line(data: bytes, reason: str) -> None:
         ),
         max_size=12,
     )
-)  # fmt: skip
+)
 def test_whatever_a_file_holds_is_read_or_refused(spans: list[dict[str, object]]) -> None:
     document = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}).encode()
     try:

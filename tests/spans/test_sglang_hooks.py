@@ -1,5 +1,6 @@
-"""The SGLang adapter against its registry's contract: hooks around functions by dotted path. The engine itself needs a
-GPU: here the places are small classes with the signatures of its source, called in the order of its event loop."""
+"""The SGLang adapter against its registry's contract: hooks around functions by dotted path. The
+engine itself needs a GPU: here the places are small classes with the signatures of its source,
+called in the order of its event loop."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Req:
 
 
 class Registry:
-    """Keeps what is registered; `apply` wraps as the engine's registry does for its hooks around a function."""
+    """Keeps what is registered; `apply` wraps as the engine's registry does for its hooks around a
+    function."""
 
     def __init__(self) -> None:
         self.hooks: dict[str, Callable[..., Any]] = {}
@@ -94,10 +96,15 @@ class TokenizerManager:
 
 @pytest.fixture
 def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[SglangHooks]:
-    places = {"sglang.srt.managers.scheduler": Scheduler, "sglang.srt.managers.tokenizer_manager": TokenizerManager}
+    places = {
+        "sglang.srt.managers.scheduler": Scheduler,
+        "sglang.srt.managers.tokenizer_manager": TokenizerManager,
+    }
     for name, cls in places.items():
         for depth in range(1, len(name.split("."))):
-            monkeypatch.setitem(sys.modules, ".".join(name.split(".")[:depth]), types.ModuleType("sglang"))
+            monkeypatch.setitem(
+                sys.modules, ".".join(name.split(".")[:depth]), types.ModuleType("sglang")
+            )
         module = types.ModuleType(name)
         setattr(module, cls.__name__, cls)
         monkeypatch.setitem(sys.modules, name, module)
@@ -116,7 +123,12 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[SglangHooks]:
 
 async def test_a_request_is_told_from_its_text_to_its_last_token(hooks: SglangHooks) -> None:
     manager = TokenizerManager(Scheduler())
-    said = [token async for token in manager.generate_request(types.SimpleNamespace(rid="r1", stream=True, limit=3))]
+    said = [
+        token
+        async for token in manager.generate_request(
+            types.SimpleNamespace(rid="r1", stream=True, limit=3)
+        )
+    ]
     assert said == ["token 1", "token 2", "token 3"]
     state = TraceState()
     told = hooks.voice.buffer.drain()[1]
@@ -128,16 +140,20 @@ async def test_a_request_is_told_from_its_text_to_its_last_token(hooks: SglangHo
     assert seen.finish_reason == "length"
     assert not seen.incomplete
     assert not [event for event in told if isinstance(event, events.HookFault)]
-    assert {event.reason for event in told if isinstance(event, events.Coverage) and event.status == "measured"} == {
-        "not run against a live SGLang server"
-    }
+    assert {
+        event.reason
+        for event in told
+        if isinstance(event, events.Coverage) and event.status == "measured"
+    } == {"not run against a live SGLang server"}
 
 
 async def test_our_own_errors_do_not_reach_the_engine(hooks: SglangHooks) -> None:
     scheduler = Scheduler()
     scheduler._add_request_to_queue(types.SimpleNamespace(rid="odd"))  # type: ignore[arg-type]
     assert len(scheduler.queue) == 1
-    (fault,) = [event for event in hooks.voice.buffer.drain()[1] if isinstance(event, events.HookFault)]
+    (fault,) = [
+        event for event in hooks.voice.buffer.drain()[1] if isinstance(event, events.HookFault)
+    ]
     assert "_add_request_to_queue" in fault.hook
 
 

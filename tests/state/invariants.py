@@ -21,7 +21,8 @@ def check_snapshot(snapshot: Snapshot) -> None:
 
 
 def check_view(view: RequestView, now: int) -> None:
-    """No negative or invented interval; bars that do not overlap; nothing runs after the end; stages tile."""
+    """No negative or invented interval; bars that do not overlap; nothing runs after the end;
+    stages tile."""
     assert [row.stage for row in view.stages] == list(Stage)
     for row in view.stages:
         if row.ms is not None:
@@ -37,8 +38,15 @@ def check_view(view: RequestView, now: int) -> None:
         assert reached is None or segment.begin >= reached
         assert segment.end is None or segment.end > segment.begin
         reached = segment.end if segment.end is not None else now
-    for figure in (view.queue_ms, view.prefill_ms, view.ttft_ms, view.engine_ttft_ms, view.tpot_ms, view.e2e_ms,
-                   view.unattributed_ms):  # fmt: skip
+    for figure in (
+        view.queue_ms,
+        view.prefill_ms,
+        view.ttft_ms,
+        view.engine_ttft_ms,
+        view.tpot_ms,
+        view.e2e_ms,
+        view.unattributed_ms,
+    ):
         assert figure is None or figure >= 0
     assert view.output_tokens >= 0 and view.recomputed_tokens >= 0
     if view.phase in (Phase.DONE, Phase.LOST):
@@ -59,8 +67,14 @@ def check_tiling(view: RequestView, now: int) -> None:
     if length is None:
         length = (max(now, view.received) - view.received) / 1e6
     end = view.received + round(length * 1e6)
-    spans = [(row.begin, end if row.end is None else row.end) for row in view.stages if row.ms is not None]
-    covered = latency.covered([(begin, stop) for begin, stop in spans if begin is not None], view.received, end)
+    spans = [
+        (row.begin, end if row.end is None else row.end)
+        for row in view.stages
+        if row.ms is not None
+    ]
+    covered = latency.covered(
+        [(begin, stop) for begin, stop in spans if begin is not None], view.received, end
+    )
     assert abs(covered / 1e6 + view.unattributed_ms - length) < CLOSE
 
 

@@ -1,7 +1,9 @@
-"""The figures of a recorded trace counted again from its events alone, in plain Python and without the fold.
+"""The figures of a recorded trace counted again from its events alone, in plain Python and without
+the fold.
 
-Only for traces that lost nothing: a request is whatever shares an id; who is a member of a step follows from the
-deltas; times are subtracted, sorted and ranked. Slow, short and obvious is the point.
+Only for traces that lost nothing: a request is whatever shares an id; who is a member of a step
+follows from the deltas; times are subtracted, sorted and ranked. Slow, short and obvious is the
+point.
 """
 
 from __future__ import annotations
@@ -95,7 +97,9 @@ class Recount:
         other.prompt = max(other.prompt, mine.prompt)
         other.tokens = other.tokens or mine.tokens
         self.requests.remove(mine)
-        self._by_key = {known: other if told is mine else told for known, told in self._by_key.items()}
+        self._by_key = {
+            known: other if told is mine else told for known, told in self._by_key.items()
+        }
 
     def _take(self, source: str, event: Any) -> None:
         kind = type(event)
@@ -152,7 +156,10 @@ class Recount:
                 told.first("released", t)
             case ev.Closed():
                 told.first("closed", t)
-                told.status, told.disconnected = event.status, told.disconnected or event.disconnected
+                told.status, told.disconnected = (
+                    event.status,
+                    told.disconnected or event.disconnected,
+                )
 
     def _step(self, source: str, event: Any) -> None:
         members = self._members[source]
@@ -161,7 +168,9 @@ class Recount:
         values = unpack_u32(event.odd)
         odd = dict(zip(values[::3], values[2::3], strict=False))
         members.update(odd)
-        offset = event.token if event.token >= 0 else event.sampled if event.sampled >= 0 else event.end
+        offset = (
+            event.token if event.token >= 0 else event.sampled if event.sampled >= 0 else event.end
+        )
         token = self._token[source] = max(event.t + offset, self._token.get(source, 0))
         for key in members:
             told = self._of(source, key)
@@ -171,12 +180,21 @@ class Recount:
         self.last_step[source] = event
 
     def blocks(self) -> tuple[int, int, int]:
-        """Blocks used, cached and free now: what the last step told, and what was given back since it was chosen."""
+        """Blocks used, cached and free now: what the last step told, and what was given back since
+        it was chosen."""
         used = cached = free = 0
         for source, step in self.last_step.items():
-            back = [given for given in self._given_back[source] if given[0] > step.t + max(0, step.scheduled)]
+            back = [
+                given
+                for given in self._given_back[source]
+                if given[0] > step.t + max(0, step.scheduled)
+            ]
             freed, kept = sum(given[1] for given in back), sum(given[2] for given in back)
-            used, cached, free = used + step.used - freed - kept, cached + step.cached + kept, free + step.free + freed
+            used, cached, free = (
+                used + step.used - freed - kept,
+                cached + step.cached + kept,
+                free + step.free + freed,
+            )
         return used, cached, free
 
     # --- figures
@@ -211,7 +229,10 @@ class Recount:
             if 2 <= n <= len(told.tokens):
                 last = told.tokens[n - 1]
                 found["tpot"].append((max(last, at["finished"]), (last - told.tokens[0]) / (n - 1)))
-            if self.reason(told) not in ("failed", "rejected", "cancelled") and not told.disconnected:
+            if (
+                self.reason(told) not in ("failed", "rejected", "cancelled")
+                and not told.disconnected
+            ):
                 add("e2e", at.get("received"), self.closed(told))
         return found
 
@@ -219,8 +240,14 @@ class Recount:
         """End of E2E."""
         if not told.offline and "received" in told.at:
             return told.at.get("closed")
-        last = max([told.at["finished"], *told.tokens[: max(0, told.output)]]) if "finished" in told.at else None
-        return told.at.get("closed", max(told.at["released"], last or 0) if "released" in told.at else last)
+        last = (
+            max([told.at["finished"], *told.tokens[: max(0, told.output)]])
+            if "finished" in told.at
+            else None
+        )
+        return told.at.get(
+            "closed", max(told.at["released"], last or 0) if "released" in told.at else last
+        )
 
     def over(self, told: Told) -> int | None:
         """When nothing more was to come of it."""
@@ -240,11 +267,18 @@ class Recount:
         """99th percentile of its own gaps."""
         if not told.output <= len(told.tokens) or len(told.tokens) < 2:
             return None
-        return rank([gap for _, gap in gaps(told.tokens[: told.output] if told.output >= 0 else told.tokens)], 0.99)
+        return rank(
+            [
+                gap
+                for _, gap in gaps(told.tokens[: told.output] if told.output >= 0 else told.tokens)
+            ],
+            0.99,
+        )
 
 
 def gaps(tokens: list[int]) -> list[tuple[int, float]]:
-    """(instant, gap) for each token but the first; tokens of one instant share the gap before it."""
+    """(instant, gap) for each token but the first; tokens of one instant share the gap before
+    it."""
     found: list[tuple[int, float]] = []
     counts = Counter(tokens)
     instants = sorted(counts)

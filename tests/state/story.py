@@ -20,19 +20,59 @@ def ns(ms: float) -> int:
 
 def header(source: str, **fields: Any) -> Header:
     """A process that announces itself."""
-    values: dict[str, Any] = {"schema": 1, "source": source, "pid": 42, "role": "engine", "title": source, "host": "h",
-                              "boot_id": "b", "anchor": ClockAnchor(START, 1_000)}  # fmt: skip
+    values: dict[str, Any] = {
+        "schema": 1,
+        "source": source,
+        "pid": 42,
+        "role": "engine",
+        "title": source,
+        "host": "h",
+        "boot_id": "b",
+        "anchor": ClockAnchor(START, 1_000),
+    }
     return Header(**{**values, **fields})
 
 
-def step(begin: float, n: int, *, batch: int, joined: tuple[int, ...] = (), left: tuple[int, ...] = (),
-         odd: tuple[int, ...] = (), blocks: tuple[int, ...] = (), block_ids: tuple[int, ...] = (),
-         **offsets: float) -> Step:  # fmt: skip
-    """A step that begins `begin` ms after the start; offsets (`token=5`) in ms, other fields as they are."""
-    names = {"scheduled", "launched", "embed", "layers", "head", "logits", "sampled", "token", "end", "wait"}
-    fields = {name: round(value * MS) if name in names else value for name, value in offsets.items()}
-    return Step(ns(begin), n, batch=batch, joined=pack_u32(joined), left=pack_u32(left), odd=pack_u32(odd),
-                blocks=pack_u32(blocks), block_ids=pack_u32(block_ids), **fields)  # type: ignore[arg-type]  # fmt: skip
+def step(
+    begin: float,
+    n: int,
+    *,
+    batch: int,
+    joined: tuple[int, ...] = (),
+    left: tuple[int, ...] = (),
+    odd: tuple[int, ...] = (),
+    blocks: tuple[int, ...] = (),
+    block_ids: tuple[int, ...] = (),
+    **offsets: float,
+) -> Step:
+    """A step that begins `begin` ms after the start; offsets (`token=5`) in ms, other fields as
+    they are."""
+    names = {
+        "scheduled",
+        "launched",
+        "embed",
+        "layers",
+        "head",
+        "logits",
+        "sampled",
+        "token",
+        "end",
+        "wait",
+    }
+    fields = {
+        name: round(value * MS) if name in names else value for name, value in offsets.items()
+    }
+    return Step(
+        ns(begin),
+        n,
+        batch=batch,
+        joined=pack_u32(joined),
+        left=pack_u32(left),
+        odd=pack_u32(odd),
+        blocks=pack_u32(blocks),
+        block_ids=pack_u32(block_ids),
+        **fields,
+    )  # type: ignore[arg-type]
 
 
 class Story:

@@ -37,8 +37,21 @@ from tracer.state.engine import admission
 from tracer.state.trace_state import TraceState
 from tracer.state.view import Limit, Phase, Wait
 
-ENGINE = Engine(START, "vllm", "1", "m", "bf16", "cpu", num_blocks=100, block_size=16, block_bytes=1024, max_batch=4,
-                max_batch_tokens=64, chunked_prefill=1, max_context=1600)  # fmt: skip
+ENGINE = Engine(
+    START,
+    "vllm",
+    "1",
+    "m",
+    "bf16",
+    "cpu",
+    num_blocks=100,
+    block_size=16,
+    block_bytes=1024,
+    max_batch=4,
+    max_batch_tokens=64,
+    chunked_prefill=1,
+    max_context=1600,
+)
 
 
 class Story:
@@ -62,10 +75,15 @@ class Story:
             self.t += MS
             number = key or 100 + len(self.state.requests.order)
             keys.append(number)
-            self.tell(Received(self.t, number, f"r{number}"), Queued(self.t, number, f"r{number}", prompt, 50))
+            self.tell(
+                Received(self.t, number, f"r{number}"),
+                Queued(self.t, number, f"r{number}", prompt, 50),
+            )
         return keys
 
-    def run(self, *keys: int, free: int = 50, cached: int = 0, chunk: int | None = None, **gauges: int) -> None:
+    def run(
+        self, *keys: int, free: int = 50, cached: int = 0, chunk: int | None = None, **gauges: int
+    ) -> None:
         """A step in which `keys` run their prompts (all of it, or `chunk` tokens)."""
         self.t += MS
         odd: list[int] = []
@@ -80,9 +98,23 @@ class Story:
         members = {*source.batch.members, *keys}
         tokens = sum(odd[1::3]) + len(members) - len(odd) // 3
         joined = pack_u32(key for key in keys if key not in source.batch.members)
-        self.tell(Step(self.t, self.n, token=MS // 2, end=MS, batch=len(members), tokens=tokens, joined=joined,
-                       odd=pack_u32(odd), used=100 - free - cached, cached=cached, free=free,
-                       running=gauges.get("running", len(members)), waiting=gauges.get("waiting", 0)))  # fmt: skip
+        self.tell(
+            Step(
+                self.t,
+                self.n,
+                token=MS // 2,
+                end=MS,
+                batch=len(members),
+                tokens=tokens,
+                joined=joined,
+                odd=pack_u32(odd),
+                used=100 - free - cached,
+                cached=cached,
+                free=free,
+                running=gauges.get("running", len(members)),
+                waiting=gauges.get("waiting", 0),
+            )
+        )
 
     @property
     def waits(self) -> list[Wait]:
@@ -159,7 +191,7 @@ def test_a_scheduler_with_a_margin_keeps_its_blocks_for_what_runs() -> None:
     assert (roomy.limits, tight.limits) == ([("step", "")], [("kv", "")])
 
 
-def test_one_that_needs_more_blocks_than_exist_is_told_at_once_and_blocks_only_an_engine_that_runs_nothing() -> None:
+def test_more_blocks_than_exist_are_told_at_once_and_block_only_an_idle_engine() -> None:
     story = Story(max_batch_tokens=4096)
     giant, _ = story.queue(1601, 8)
     assert story.limits == [("never", ""), ("never", f"r{giant}")]
@@ -172,7 +204,7 @@ def test_one_that_needs_more_blocks_than_exist_is_told_at_once_and_blocks_only_a
 
 def test_a_preempted_request_is_taken_first_and_needs_what_it_had_generated_too() -> None:
     story = Story(max_batch_tokens=4096)
-    key, = story.queue(30)
+    (key,) = story.queue(30)
     story.run(key)
     for _ in range(10):
         story.run(free=5)
@@ -180,20 +212,23 @@ def test_a_preempted_request_is_taken_first_and_needs_what_it_had_generated_too(
     story.t += MS
     story.tell(Preempted(story.t, key, "recompute", 40, 11, 1))
     waits = story.waits
-    assert [(wait.key[1], wait.preempted, wait.tokens) for wait in waits] == [(key, True, 41), (101, False, 8)]
+    assert [(wait.key[1], wait.preempted, wait.tokens) for wait in waits] == [
+        (key, True, 41),
+        (101, False, 8),
+    ]
     assert waits[0].since == story.t
     assert story.state.snapshot(now=story.t).requests[0].blocks != 1
 
 
 def test_one_that_was_passed_over_although_there_was_room_waits_for_a_reason_not_told() -> None:
     story = Story(max_batch_tokens=4096)
-    running, = story.queue(8)
+    (running,) = story.queue(8)
     story.queue(8)
     story.run(running)
     assert story.limits == [("unknown", "")]
 
 
-def test_one_that_a_full_step_had_no_tokens_for_waits_for_the_budget_also_when_the_next_step_has_room() -> None:
+def test_who_found_a_full_step_waits_for_the_budget_though_the_next_has_room() -> None:
     story = Story(max_batch_tokens=64)
     running, waiting = story.queue(64, 8)
     story.run(running)
@@ -216,7 +251,7 @@ def test_blocks_that_came_back_since_the_last_batch_was_chosen_are_room_for_the_
     assert (engine.used, engine.cached, engine.free) == (44, 26, 30)
 
 
-def test_blocks_given_back_before_a_batch_was_chosen_are_in_its_gauges_whichever_is_told_first() -> None:
+def test_blocks_given_back_before_a_batch_are_in_its_gauges_in_any_order() -> None:
     """Engines tell a step at its end, after what happened in it."""
     story = Story(max_batch_tokens=4096)
     one, other = story.queue(100, 100)
@@ -224,8 +259,23 @@ def test_blocks_given_back_before_a_batch_was_chosen_are_in_its_gauges_whichever
     begin = story.t + 10 * MS
     story.tell(Finished(begin - MS, one, "stop", 1), Released(begin - MS, one, 7, 0))
     story.tell(Finished(begin + 2 * MS, other, "stop", 1), Released(begin + 2 * MS, other, 7, 0))
-    story.tell(Step(begin, 2, scheduled=MS, token=3 * MS, end=3 * MS, batch=1, tokens=1, left=pack_u32([one]),
-                    used=13, cached=0, free=87, running=1, waiting=0))  # fmt: skip
+    story.tell(
+        Step(
+            begin,
+            2,
+            scheduled=MS,
+            token=3 * MS,
+            end=3 * MS,
+            batch=1,
+            tokens=1,
+            left=pack_u32([one]),
+            used=13,
+            cached=0,
+            free=87,
+            running=1,
+            waiting=0,
+        )
+    )
     engine = story.state.snapshot(now=begin + 4 * MS).engines[0]
     assert (engine.used, engine.free) == (6, 94)
 
@@ -254,28 +304,44 @@ def test_nobody_waits_at_an_engine_that_is_gone() -> None:
 @pytest.mark.parametrize(
     ("step", "limit"),
     [
-        ({"batch": 4, "tokens": 4, "free": 50}, Limit.SLOTS), ({"batch": 2, "tokens": 60, "free": 50}, Limit.TOKENS),
-        ({"batch": 2, "tokens": 2, "free": 4}, Limit.KV), ({"batch": 2, "tokens": 2, "free": 50}, None),
+        ({"batch": 4, "tokens": 4, "free": 50}, Limit.SLOTS),
+        ({"batch": 2, "tokens": 60, "free": 50}, Limit.TOKENS),
+        ({"batch": 2, "tokens": 2, "free": 4}, Limit.KV),
+        ({"batch": 2, "tokens": 2, "free": 50}, None),
     ],
-)  # fmt: skip
+)
 def test_a_batch_is_bound_by_what_its_step_used_up_when_nobody_waits(
     step: dict[str, Any], limit: Limit | None
 ) -> None:
     story = Story()
-    story.tell(Step(story.t, 1, token=1, end=MS, used=10, cached=0, running=step["batch"], waiting=0,
-                    joined=pack_u32(range(1, step["batch"] + 1)), **step))  # fmt: skip
+    story.tell(
+        Step(
+            story.t,
+            1,
+            token=1,
+            end=MS,
+            used=10,
+            cached=0,
+            running=step["batch"],
+            waiting=0,
+            joined=pack_u32(range(1, step["batch"] + 1)),
+            **step,
+        )
+    )
     assert story.state.snapshot(now=story.t + MS).engines[0].bound_by is limit
 
 
 @settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 10_000), part=st.floats(0.1, 1.0), blocks=st.sampled_from([40, 60, 400]))
-def test_exactly_those_in_phase_waiting_or_preempted_are_in_line_and_only_ones_behind_a_blocked_one_are_behind(
+def test_those_waiting_or_preempted_are_in_line_and_only_behind_a_blocked_one_behind(
     seed: int, part: float, blocks: int
 ) -> None:
     trace = simulate(seed, requests=12, blocks=blocks, split=seed % 2 == 0)
     state = fold(trace.headers, trace.events[: int(len(trace.events) * part)])
     snapshot = state.snapshot()
-    waiting = {view.key for view in snapshot.requests if view.phase in (Phase.WAITING, Phase.PREEMPTED)}
+    waiting = {
+        view.key for view in snapshot.requests if view.phase in (Phase.WAITING, Phase.PREEMPTED)
+    }
     assert {wait.key for wait in snapshot.waits} == waiting
     held = None
     places: dict[str, int] = {}
@@ -300,7 +366,7 @@ def test_the_diagnosis_goes_by_the_same_arithmetic() -> None:
         assert rule.too_large(SimpleNamespace(num_blocks=100, block_size=16), asked) == need  # type: ignore[arg-type]
 
 
-def test_the_length_of_those_that_are_over_is_their_mean_once_nothing_more_of_them_is_under_way() -> None:
+def test_the_length_of_finished_ones_is_their_mean_once_nothing_is_under_way() -> None:
     story = Story(max_batch_tokens=4096)
     first, second, later = story.queue(100, 200, 900)
     story.run(first, second, later)

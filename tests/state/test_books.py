@@ -1,5 +1,5 @@
-"""What is counted beside the timers: whose tokens they are, what ITL depends on, stalls, bounds, and that reading
-changes nothing."""
+"""What is counted beside the timers: whose tokens they are, what ITL depends on, stalls, bounds,
+and that reading changes nothing."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ def test_every_size_is_in_the_range_that_says_so(number: int) -> None:
     assert number <= high_of(place) or place == RANGES - 1
 
 
-def counted_again(trace_events: list[tuple[str, Event]], prompts: dict[int, int]) -> tuple[Counter[int], Counter[int]]:
-    """Tokens of members that had one in the step before too, in steps without a prompt: by range of batch and of
-    position. A member that joins or is odd has no open run before."""
+def counted_again(
+    trace_events: list[tuple[str, Event]], prompts: dict[int, int]
+) -> tuple[Counter[int], Counter[int]]:
+    """Tokens of members that had one in the step before too, in steps without a prompt: by range of
+    batch and of position. A member that joins or is odd has no open run before."""
     members: set[int] = set()
     running: set[int] = set()
     tokens: Counter[int] = Counter()
@@ -51,7 +53,10 @@ def counted_again(trace_events: list[tuple[str, Event]], prompts: dict[int, int]
         left, joined = set(unpack_u32(event.left)), set(unpack_u32(event.joined))
         members = (members - left) | joined
         values = unpack_u32(event.odd)
-        odd = {key: (took, gave) for key, took, gave in zip(values[::3], values[1::3], values[2::3], strict=True)}
+        odd = {
+            key: (took, gave)
+            for key, took, gave in zip(values[::3], values[1::3], values[2::3], strict=True)
+        }
         members |= set(odd)
         running = (running - left - set(odd)) & members
         alone = not any(key not in seen or not gave for key, (_, gave) in odd.items())
@@ -83,7 +88,8 @@ def test_gaps_are_put_down_to_the_batch_and_the_position_that_they_had(seed: int
 
 
 def slow(by: str) -> TraceState:
-    """An engine of which each token costs more with the batch, with the position, or always the same."""
+    """An engine of which each token costs more with the batch, with the position, or always the
+    same."""
     state = TraceState()
     state.apply("e", Engine(1, "toy", max_batch=64, max_batch_tokens=64))
     t, n, last = NS_PER_S, 0, [0][:0]
@@ -92,20 +98,36 @@ def slow(by: str) -> TraceState:
         for key in keys:
             state.apply("e", Queued(t, key, f"r{key}", 8))
         for index in range(80):
-            length = {"batch": 2 + size / 4, "position": 2 + index / 8, "neither": 6}[by] * NS_PER_MS
+            length = {"batch": 2 + size / 4, "position": 2 + index / 8, "neither": 6}[
+                by
+            ] * NS_PER_MS
             odd = pack_u32(value for key in keys for value in (key, 8, 1)) if index == 0 else b""
-            state.apply("e", Step(t, n, token=int(length), end=int(length), batch=size, tokens=size,
-                                  joined=pack_u32(keys) if index == 0 else b"",
-                                  left=pack_u32(last) if index == 0 and n else b"", odd=odd))  # fmt: skip
+            state.apply(
+                "e",
+                Step(
+                    t,
+                    n,
+                    token=int(length),
+                    end=int(length),
+                    batch=size,
+                    tokens=size,
+                    joined=pack_u32(keys) if index == 0 else b"",
+                    left=pack_u32(last) if index == 0 and n else b"",
+                    odd=odd,
+                ),
+            )
             t, n = t + int(length), n + 1
         last = keys
     return state
 
 
 @pytest.mark.parametrize(
-    ("by", "batch", "position"), [("batch", 5.0, 1.0), ("position", 1.0, 3.0), ("neither", 1.0, 1.0)]
+    ("by", "batch", "position"),
+    [("batch", 5.0, 1.0), ("position", 1.0, 3.0), ("neither", 1.0, 1.0)],
 )
-def test_the_three_causes_of_slow_tokens_are_told_apart(by: str, batch: float, position: float) -> None:
+def test_the_three_causes_of_slow_tokens_are_told_apart(
+    by: str, batch: float, position: float
+) -> None:
     numbers = numbers_of(slow(by))
     for curve, least in ((numbers.by_batch, batch), (numbers.by_position, position)):
         assert curve.rise is not None
@@ -115,10 +137,14 @@ def test_the_three_causes_of_slow_tokens_are_told_apart(by: str, batch: float, p
 def test_groups_add_up_to_the_whole_and_a_filter_leaves_theirs() -> None:
     trace = simulate(5, requests=30, split=True)
     events = [
-        (source, msgspec.structs.replace(event, tenant="ab"[event.key % 2], route=f"/{event.key % 3}")
-         if isinstance(event, Received) else event)
+        (
+            source,
+            msgspec.structs.replace(event, tenant="ab"[event.key % 2], route=f"/{event.key % 3}")
+            if isinstance(event, Received)
+            else event,
+        )
         for source, event in trace.events
-    ]  # fmt: skip
+    ]
     state = fold(trace.headers, events)
     whole = numbers_of(state).windows[-1]
     for dimension, number in (("tenant", 2), ("route", 3), ("engine", 1)):
@@ -127,7 +153,9 @@ def test_groups_add_up_to_the_whole_and_a_filter_leaves_theirs() -> None:
         for name, timer in whole.all.timers.items():
             assert sum(group.figures.timers[name].count for group in groups) == timer.count > 0
         assert sum(group.figures.requests for group in groups) == whole.all.requests
-        assert sum(group.figures.tokens_out for group in groups) == pytest.approx(whole.all.tokens_out)
+        assert sum(group.figures.tokens_out for group in groups) == pytest.approx(
+            whole.all.tokens_out
+        )
     only = numbers_of(state, Ask(text="/1")).windows[-1]
     (route,) = [group.figures for group in whole.groups["route"] if group.name == "/1"]
     assert only.all == route and {group.name for group in only.groups["route"]} == {"/1"}
@@ -139,7 +167,9 @@ def test_tenants_without_end_do_not_grow_the_state() -> None:
     state = TraceState(keep_finished=10)
     for key in range(1, 1_500):
         t = key * NS_PER_MS
-        state.apply("e", Received(t, key, f"r{key}", route=f"/{key}", tenant=f"tenant {key} " + "x" * 5_000))
+        state.apply(
+            "e", Received(t, key, f"r{key}", route=f"/{key}", tenant=f"tenant {key} " + "x" * 5_000)
+        )
         state.apply("e", Queued(t, key, f"r{key}", 5))
     assert len(state.books.groups.known) == GROUPS + 1
     numbers = numbers_of(state)
@@ -183,7 +213,9 @@ def test_budget_use_is_what_was_scheduled_of_what_could_be() -> None:
     steps = [event for event in timeline.events if isinstance(event, Step)]
     window = numbers_of(timeline.state()).windows[-1]
     assert window.steps == len(steps)
-    assert window.budget_use == pytest.approx(sum(step.tokens for step in steps) / (256 * len(steps)))
+    assert window.budget_use == pytest.approx(
+        sum(step.tokens for step in steps) / (256 * len(steps))
+    )
 
 
 def test_goodput_counts_requests_within_all_targets_and_no_others() -> None:
@@ -194,10 +226,18 @@ def test_goodput_counts_requests_within_all_targets_and_no_others() -> None:
     for text in ("ttft=40ms", "e2e=0.9s,tpot=11ms", "queue=1us", "e2e=1h"):
         slo = parse(text)
         met = sum(
-            all({"ttft": view.ttft_ms, "e2e": view.e2e_ms, "queue": view.queue_ms,
-                 "tpot": view.tpot_ms if view.output_tokens > 1 else 0.0}[name] <= ms for name, ms in slo.targets)
+            all(
+                {
+                    "ttft": view.ttft_ms,
+                    "e2e": view.e2e_ms,
+                    "queue": view.queue_ms,
+                    "tpot": view.tpot_ms if view.output_tokens > 1 else 0.0,
+                }[name]
+                <= ms
+                for name, ms in slo.targets
+            )
             for view in views
-        )  # fmt: skip
+        )
         found = numbers_of(state, Ask(slo=slo)).windows[-1].all.slo
         assert found is not None and (found.met, found.judged, found.unknown) == (met, 80, 0)
         assert found.goodput == pytest.approx(met / span)
@@ -206,7 +246,9 @@ def test_goodput_counts_requests_within_all_targets_and_no_others() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("ttft=500ms,itl=50ms", "ttft=500ms,itl=50ms"), (" itl = 0.05 s ", "itl=50ms"), ("e2e<=2min", "e2e=120s"),
+        ("ttft=500ms,itl=50ms", "ttft=500ms,itl=50ms"),
+        (" itl = 0.05 s ", "itl=50ms"),
+        ("e2e<=2min", "e2e=120s"),
         ("", ""),
     ],
 )
@@ -216,10 +258,19 @@ def test_targets_are_read_in_any_unit(text: str, told: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["ttft", "speed=3ms", "itl=fast", "itl=-1ms", "itl=0", "itl=nan", "ttft=1ms,ttft=2ms", "itl=1e999s", "\x1b[2J=1ms"],
+    [
+        "ttft",
+        "speed=3ms",
+        "itl=fast",
+        "itl=-1ms",
+        "itl=0",
+        "itl=nan",
+        "ttft=1ms,ttft=2ms",
+        "itl=1e999s",
+        "\x1b[2J=1ms",
+    ],
 )
 def test_a_wrong_target_is_told_in_a_sentence(text: str) -> None:
     with pytest.raises(SloError) as caught:
         parse(text)
     assert 10 < len(str(caught.value)) < 120 and "\n" not in str(caught.value)
-

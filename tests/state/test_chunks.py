@@ -16,15 +16,20 @@ numbers = st.integers(-(1 << 62), 1 << 62)
 
 
 @given(st.integers(1, 4), st.integers(0, 40), st.integers(1, 9), st.data())
-def test_pieces_are_joined_to_what_was_cut(rows: int, count: int, size: int, data: st.DataObject) -> None:
+def test_pieces_are_joined_to_what_was_cut(
+    rows: int, count: int, size: int, data: st.DataObject
+) -> None:
     columns = [data.draw(st.lists(numbers, min_size=count, max_size=count)) for _ in range(rows)]
     pieces = chunks.cut(columns, size)
     assert chunks.join(pieces, rows, size, count).tolist() == columns
     longer = chunks.cut([[*column, 1] for column in columns], size)
-    assert longer[: count // size] == pieces[: count // size]  # what is full does not change any more
+    # what is full does not change any more
+    assert longer[: count // size] == pieces[: count // size]
 
 
-@pytest.mark.parametrize("pieces", [[], [b""], [b"1234567"], [bytes(8 * 6), bytes(8 * 2)], [bytes(8 * 9)]])
+@pytest.mark.parametrize(
+    "pieces", [[], [b""], [b"1234567"], [bytes(8 * 6), bytes(8 * 2)], [bytes(8 * 9)]]
+)
 def test_pieces_of_another_size_are_refused(pieces: list[bytes]) -> None:
     with pytest.raises(ValueError, match=r"."):
         chunks.join(pieces, 3, 4, 5)
@@ -44,7 +49,8 @@ def test_a_rate_goes_on_as_it_was_when_entries_have_gone() -> None:
             told |= log.chunks(max(0, log.end - 5_100))
     told |= log.chunks(max(0, log.end - 5_100))
     now, last = (2 * ENTRIES + 700) * GRAIN_NS, 2 * ENTRIES + 699
-    for window in (1, 900, 1_535, 1_537, 5_000, 40_000):  # those before the last pieces are read when they are wanted
+    # those before the last pieces are read when they are wanted
+    for window in (1, 900, 1_535, 1_537, 5_000, 40_000):
         asleep = RateLog(2)
         asleep.restore(told)
         asked = (now - 1, window * GRAIN_NS), (now - 3_000 * GRAIN_NS, window * GRAIN_NS)

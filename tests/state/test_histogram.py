@@ -41,11 +41,15 @@ def test_a_value_is_told_within_one_percent(value: float) -> None:
 def test_values_outside_the_range_are_counted_at_its_ends() -> None:
     indices = bucket_indices(np.array([0.0, 0.9, -5.0, 1e30]))
     assert indices[:3].tolist() == [0, 0, 0]
-    assert indices[3] < BUCKETS and bucket_value_ns(int(indices[3])) == pytest.approx(CEILING_NS, rel=0.01)
+    assert indices[3] < BUCKETS and bucket_value_ns(int(indices[3])) == pytest.approx(
+        CEILING_NS, rel=0.01
+    )
 
 
 @given(st.lists(st.floats(FLOOR_NS, 1e12), min_size=1, max_size=200), st.floats(0.001, 1))
-def test_quantiles_are_the_nearest_rank_within_one_percent(values: list[float], share: float) -> None:
+def test_quantiles_are_the_nearest_rank_within_one_percent(
+    values: list[float], share: float
+) -> None:
     counts = bucket_counts(bucket_indices(np.array(values)), np.ones(len(values), np.int64))
     exact = sorted(values)[max(1, math.ceil(share * len(values))) - 1]
     (told,) = quantiles_ns(counts, [share])
@@ -60,7 +64,9 @@ def test_no_samples_give_no_quantiles() -> None:
 def test_counts_of_two_histograms_add_up() -> None:
     values = np.array([random.Random(1).lognormvariate(16, 1) for _ in range(2_000)])
     ones = np.ones(1_000, np.int64)
-    halves = bucket_counts(bucket_indices(values[:1_000]), ones) + bucket_counts(bucket_indices(values[1_000:]), ones)
+    halves = bucket_counts(bucket_indices(values[:1_000]), ones) + bucket_counts(
+        bucket_indices(values[1_000:]), ones
+    )
     whole = bucket_counts(bucket_indices(values), np.ones(2_000, np.int64))
     assert (halves == whole).all()
 
@@ -99,7 +105,9 @@ def test_a_late_sample_counts_in_the_windows_that_still_hold_its_time() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(1, 5)), max_size=60), st.data())
-def test_what_is_read_in_between_changes_nothing(samples: list[tuple[int, int]], data: st.DataObject) -> None:
+def test_what_is_read_in_between_changes_nothing(
+    samples: list[tuple[int, int]], data: st.DataObject
+) -> None:
     quiet, read = WindowedCounts([0, -1, 1]), WindowedCounts([0, -1, 1])
     for place, (second, weight) in enumerate(samples):
         quiet.add(second * NS_PER_S, place % 3, NS_PER_MS, weight)
@@ -114,15 +122,31 @@ def test_what_is_read_in_between_changes_nothing(samples: list[tuple[int, int]],
     again.restore(pieces)
     for counts in (read, again):
         assert counts.sums().heads == quiet.sums().heads
-        for mine, other in zip([quiet.sums().total, *quiet.sums().rings], [counts.sums().total, *counts.sums().rings],
-                               strict=True):  # fmt: skip
+        for mine, other in zip(
+            [quiet.sums().total, *quiet.sums().rings],
+            [counts.sums().total, *counts.sums().rings],
+            strict=True,
+        ):
             assert (mine == other).all()
 
 
 @pytest.mark.parametrize(
-    ("asked", "window"), [(1, 0), (10, 0), (20, 0), (30, 1), (60, 1), (300, 2), (1_000, 2), (5_000, 3), (math.inf, 3),
-                          (0, 0), (-3, 0), (math.nan, 0)]
-)  # fmt: skip
+    ("asked", "window"),
+    [
+        (1, 0),
+        (10, 0),
+        (20, 0),
+        (30, 1),
+        (60, 1),
+        (300, 2),
+        (1_000, 2),
+        (5_000, 3),
+        (math.inf, 3),
+        (0, 0),
+        (-3, 0),
+        (math.nan, 0),
+    ],
+)
 def test_the_nearest_window_is_taken(asked: float, window: int) -> None:
     assert nearest_window(asked) == window
 

@@ -29,12 +29,13 @@ from tracer.state.view import Phase, Status
 
 
 def chat() -> Story:
-    """A streamed chat in one process: 300 prompt tokens in two chunks, three output tokens, times in ms.
+    """A streamed chat in one process: 300 prompt tokens in two chunks, three output tokens, times
+    in ms.
 
-    received 0 · body parsed 2 · template 2-3 · tokenised 3-5 · handed over 5 · queued 6 · scheduled: lookup 40, done 41
-    step 0 at 40: layers 42-60, token 62, end 63; step 1 at 65: layers 67-72, logits 73, token 75, end 77
-    step 2 at 80: token 88, end 89 · step 3 at 90: token 98, end 100 · first byte 79 · finished 98.5 · released 99
-    closed 102
+    received 0 · body parsed 2 · template 2-3 · tokenised 3-5 · handed over 5 · queued 6 ·
+    scheduled: lookup 40, done 41 step 0 at 40: layers 42-60, token 62, end 63; step 1 at 65: layers
+    67-72, logits 73, token 75, end 77 step 2 at 80: token 88, end 89 · step 3 at 90: token 98, end
+    100 · first byte 79 · finished 98.5 · released 99 closed 102
     """
     offsets = {"scheduled": 1, "launched": 1.5, "embed": 1.75, "layers": 2}
     return Story().tell(
@@ -47,8 +48,31 @@ def chat() -> Story:
         Begin(ns(5), 1, Stage.ADMISSION),
         Queued(ns(6), 1, "r1", 300, 3),
         Scheduled(ns(41), 1, ns(40), 0, 0, 19),
-        step(40, 0, batch=1, joined=(1,), odd=(1, 256, 0), head=20, logits=21, token=22, end=23, **offsets),
-        step(65, 1, batch=1, odd=(1, 44, 1), head=7, logits=8, sampled=9, token=10, end=12, wait=0.5, **offsets),
+        step(
+            40,
+            0,
+            batch=1,
+            joined=(1,),
+            odd=(1, 256, 0),
+            head=20,
+            logits=21,
+            token=22,
+            end=23,
+            **offsets,
+        ),
+        step(
+            65,
+            1,
+            batch=1,
+            odd=(1, 44, 1),
+            head=7,
+            logits=8,
+            sampled=9,
+            token=10,
+            end=12,
+            wait=0.5,
+            **offsets,
+        ),
         End(ns(79), 1, Stage.STREAM, 40),
         step(80, 2, batch=1, head=5, logits=6, token=8, end=9, **offsets),
         step(90, 3, batch=1, head=5, logits=6, token=8, end=10, **offsets),
@@ -63,12 +87,24 @@ def test_each_stage_of_a_chat_lies_between_its_two_instants() -> None:
     view = chat().request()
     spans = [(row.begin, row.end) for row in view.stages]
     expected = [
-        (0, 2), (2, 3), (3, 5), (5, 40), (40, 41), (66.75, 67), (42, 72), (72, 73), (73, 75), (75, 79), (75, 98.5),
+        (0, 2),
+        (2, 3),
+        (3, 5),
+        (5, 40),
+        (40, 41),
+        (66.75, 67),
+        (42, 72),
+        (72, 73),
+        (73, 75),
+        (75, 79),
+        (75, 98.5),
         (98.5, 102),
-    ]  # fmt: skip
+    ]
     assert spans == [(ns(begin), ns(end)) for begin, end in expected]
     assert [row.status for row in view.stages] == [Status.MEASURED] * 12
-    assert [row.ms for row in view.stages] == pytest.approx([end - begin for begin, end in expected])
+    assert [row.ms for row in view.stages] == pytest.approx(
+        [end - begin for begin, end in expected]
+    )
     assert view.stages[3].share == pytest.approx(35 / 102)
 
 
@@ -88,7 +124,8 @@ def test_latencies_of_a_chat() -> None:
 
 
 def test_unattributed_is_what_the_union_of_the_stages_leaves() -> None:
-    # 41-42 between allocation and first layer; prefill covers 42-72 with the gap in it; nothing after 75 is left.
+    # 41-42 between allocation and first layer; prefill covers 42-72 with the gap in it; nothing
+    # after 75 is left.
     assert chat().request().unattributed_ms == pytest.approx(1)
 
 
@@ -97,8 +134,12 @@ def test_waiting_inside_a_stage_is_told_apart() -> None:
     admission, prefill, sample = view.stages[3], view.stages[6], view.stages[8]
     assert admission.wait_ms == admission.ms == 35
     assert dict(admission.parts) == {"hop": 1, "queue": 34}
-    assert prefill.wait_ms == pytest.approx(6.75)  # layers of the first chunk ended at 60, embedding goes on at 66.75
-    assert [(c.tokens, c.begin, c.end) for c in view.chunks] == [(256, ns(42), ns(60)), (44, ns(67), ns(72))]
+    # layers of the first chunk ended at 60, embedding goes on at 66.75
+    assert prefill.wait_ms == pytest.approx(6.75)
+    assert [(c.tokens, c.begin, c.end) for c in view.chunks] == [
+        (256, ns(42), ns(60)),
+        (44, ns(67), ns(72)),
+    ]
     assert dict(sample.parts) == pytest.approx({"wait": 0.5, "work": 1.5})
     waiting = [(s.stage, s.begin, s.end) for s in view.segments if s.waiting]
     assert waiting == [(Stage.ADMISSION, ns(5), ns(40)), (Stage.PREFILL, ns(60), ns(66.75))]
@@ -106,12 +147,20 @@ def test_waiting_inside_a_stage_is_told_apart() -> None:
 
 def test_decode_breakdown_divides_first_to_last_token() -> None:
     decode = chat().request().stages[10]
-    # 75 → 88: update 2 (to 77), wait 3 (to 80), then 8 of step 2; 88 → 98: update 1, wait 1, 8 of step 3; then 0.5 of
-    # step 3's update until the engine knew that it was finished.
-    assert dict(decode.parts) == pytest.approx({
-        "update": 2 + 1 + 0.5, "wait": 3 + 1, "schedule": 2, "prepare": 2 * 0.75, "embed": 2 * 0.25, "layers": 2 * 3,
-        "head": 2, "sample": 4,
-    })  # fmt: skip
+    # 75 → 88: update 2 (to 77), wait 3 (to 80), then 8 of step 2; 88 → 98: update 1, wait 1, 8 of
+    # step 3; then 0.5 of step 3's update until the engine knew that it was finished.
+    assert dict(decode.parts) == pytest.approx(
+        {
+            "update": 2 + 1 + 0.5,
+            "wait": 3 + 1,
+            "schedule": 2,
+            "prepare": 2 * 0.75,
+            "embed": 2 * 0.25,
+            "layers": 2 * 3,
+            "head": 2,
+            "sample": 4,
+        }
+    )
     assert sum(value for _, value in decode.parts) == pytest.approx(23.5)
 
 
@@ -130,7 +179,18 @@ def test_without_streaming_the_bar_shows_decode_although_the_first_byte_goes_out
         Received(ns(0), 1, "r1", streaming=0),
         Queued(ns(0), 1, "r1", 10, 3),
         Scheduled(ns(1), 1, ns(1)),
-        step(1, 0, batch=1, joined=(1,), odd=(1, 10, 1), layers=1, head=8, logits=8.5, token=9, end=9.5),
+        step(
+            1,
+            0,
+            batch=1,
+            joined=(1,),
+            odd=(1, 10, 1),
+            layers=1,
+            head=8,
+            logits=8.5,
+            token=9,
+            end=9.5,
+        ),
         step(11, 1, batch=1, token=9, end=9.5),
         step(21, 2, batch=1, token=9, end=9.5),
         Finished(ns(30), 1, "length", 3),
@@ -142,8 +202,10 @@ def test_without_streaming_the_bar_shows_decode_although_the_first_byte_goes_out
     assert (view.stages[9].begin, view.stages[9].end) == (ns(10), ns(32)) and view.ttft_ms == 32
     drawn = [(s.stage, s.begin, s.end) for s in view.segments[-3:]]
     assert drawn == [
-        (Stage.STREAM, ns(10), ns(20)), (Stage.DECODE, ns(20), ns(30)), (Stage.TEARDOWN, ns(30), ns(33)),
-    ]  # fmt: skip
+        (Stage.STREAM, ns(10), ns(20)),
+        (Stage.DECODE, ns(20), ns(30)),
+        (Stage.TEARDOWN, ns(30), ns(33)),
+    ]
 
 
 def test_offline_call_ends_when_its_blocks_are_back_and_streams_nothing() -> None:
@@ -178,7 +240,18 @@ def test_a_whole_step_is_one_span_and_its_parts_are_unavailable() -> None:
         Received(ns(0), 1, "r1"),
         Queued(ns(1), 1, "r1", 10, 2),
         Scheduled(ns(3), 1, ns(2)),
-        step(2, 0, batch=1, joined=(1,), odd=(1, 10, 1), scheduled=1, launched=2, token=10, end=11, graph=1),
+        step(
+            2,
+            0,
+            batch=1,
+            joined=(1,),
+            odd=(1, 10, 1),
+            scheduled=1,
+            launched=2,
+            token=10,
+            end=11,
+            graph=1,
+        ),
     )
     view = story.request()
     assert view.stages[5].status is Status.UNAVAILABLE and view.stages[5].reason == "CUDA graph"
@@ -193,13 +266,40 @@ def test_launch_times_never_pass_for_device_times_and_device_times_amend_them() 
         Received(ns(0), 1, "r1"),
         Queued(ns(1), 1, "r1", 10, 2),
         Scheduled(ns(3), 1, ns(2)),
-        step(2, 0, batch=1, joined=(1,), odd=(1, 10, 1), launched=2, embed=2.1, layers=2.2, head=2.3, logits=2.4,
-             sampled=2.5, token=10, end=11, timing=Timing.LAUNCH),
-        step(14, 1, batch=1, launched=1, embed=1.1, layers=1.2, head=1.3, logits=1.4, token=8, end=9,
-             timing=Timing.LAUNCH),
-    )  # fmt: skip
+        step(
+            2,
+            0,
+            batch=1,
+            joined=(1,),
+            odd=(1, 10, 1),
+            launched=2,
+            embed=2.1,
+            layers=2.2,
+            head=2.3,
+            logits=2.4,
+            sampled=2.5,
+            token=10,
+            end=11,
+            timing=Timing.LAUNCH,
+        ),
+        step(
+            14,
+            1,
+            batch=1,
+            launched=1,
+            embed=1.1,
+            layers=1.2,
+            head=1.3,
+            logits=1.4,
+            token=8,
+            end=9,
+            timing=Timing.LAUNCH,
+        ),
+    )
     assert story.row(Stage.LM_HEAD).begin is None
-    assert dict(story.row(Stage.DECODE).parts) == pytest.approx({"update": 1, "wait": 1, "prepare": 1, "layers": 7})
+    assert dict(story.row(Stage.DECODE).parts) == pytest.approx(
+        {"update": 1, "wait": 1, "prepare": 1, "layers": 7}
+    )
     story.tell(
         StepDevice(ns(30), 0, 3 * MS, 4 * MS, 8 * MS, 9 * MS, 9 * MS + 1),
         StepDevice(ns(31), 1, 2 * MS, 3 * MS, 6 * MS, 7 * MS, estimated=True),
@@ -218,7 +318,17 @@ def test_an_estimated_split_is_told_to_be_one() -> None:
     story = Story().tell(
         Received(ns(0), 1, "r1"),
         Queued(ns(1), 1, "r1", 10, 2),
-        step(2, 0, batch=1, joined=(1,), odd=(1, 10, 1), launched=1, token=10, end=11, timing=Timing.DEVICE),
+        step(
+            2,
+            0,
+            batch=1,
+            joined=(1,),
+            odd=(1, 10, 1),
+            launched=1,
+            token=10,
+            end=11,
+            timing=Timing.DEVICE,
+        ),
         StepDevice(ns(20), 0, 2 * MS, 3 * MS, 8 * MS, 9 * MS, estimated=True),
     )
     assert [story.row(stage).status for stage in (6, 7, 8, 9)] == [Status.ESTIMATED] * 4
@@ -229,13 +339,27 @@ def test_a_step_that_overlaps_the_one_before_is_cut_not_counted_twice() -> None:
     story = Story().tell(
         Received(ns(0), 1, "r1", offline=True),
         Queued(ns(1), 1, "r1", 10, 2),
-        step(2, 0, batch=1, joined=(1,), odd=(1, 10, 1), scheduled=1, launched=2, head=9, logits=10, token=12, end=13),
+        step(
+            2,
+            0,
+            batch=1,
+            joined=(1,),
+            odd=(1, 10, 1),
+            scheduled=1,
+            launched=2,
+            head=9,
+            logits=10,
+            token=12,
+            end=13,
+        ),
         step(6, 1, batch=1, scheduled=1, launched=9, head=14, logits=15, token=18, end=19),
         Finished(ns(24), 1, "length", 2),
         Released(ns(24), 1),
     )
     # 14 → 24: scheduled at 7 is over by then; launched 15, layers until 20, head 21, token 24.
-    assert dict(story.row(Stage.DECODE).parts) == pytest.approx({"prepare": 1, "layers": 5, "head": 1, "sample": 3})
+    assert dict(story.row(Stage.DECODE).parts) == pytest.approx(
+        {"prepare": 1, "layers": 5, "head": 1, "sample": 3}
+    )
 
 
 def test_preemption_waits_inside_decode_and_what_is_computed_again_is_counted() -> None:
@@ -250,7 +374,8 @@ def test_preemption_waits_inside_decode_and_what_is_computed_again_is_counted() 
         step(22, 2, batch=0, left=(1,), token=5, end=6),
     )
     assert story.request().phase is Phase.PREEMPTED
-    assert story.row(Stage.DECODE, at=50).wait_ms == pytest.approx(1 + 28)  # 13 → 14 between steps, 22 → 50
+    # 13 → 14 between steps, 22 → 50
+    assert story.row(Stage.DECODE, at=50).wait_ms == pytest.approx(1 + 28)
     story.tell(
         Scheduled(ns(61), 1, ns(60), 16, resumed=True),
         step(60, 3, batch=1, joined=(1,), odd=(1, 20, 0), token=8, end=9),  # recomputes 60 → 69
@@ -263,11 +388,16 @@ def test_preemption_waits_inside_decode_and_what_is_computed_again_is_counted() 
     view = story.request()
     assert view.preemptions == 1 and view.recomputed_tokens == 41 - 16
     decode = view.stages[10]
-    # 12 → 20: 1 update, 1 wait, 6 layers; 20 → 75: 1 update, 9 computed again, 5 layers, the other 40 waited.
-    assert dict(decode.parts) == pytest.approx({"update": 2, "wait": 41, "layers": 11, "recompute": 9})
+    # 12 → 20: 1 update, 1 wait, 6 layers; 20 → 75: 1 update, 9 computed again, 5 layers, the other
+    # 40 waited.
+    assert dict(decode.parts) == pytest.approx(
+        {"update": 2, "wait": 41, "layers": 11, "recompute": 9}
+    )
     assert decode.ms == 63 and decode.wait_ms == pytest.approx(41)
     assert view.tpot_ms == pytest.approx(63 / 2)  # nothing is subtracted
-    assert (Stage.DECODE, ns(20), ns(60)) in [(s.stage, s.begin, s.end) for s in view.segments if s.waiting]
+    assert (Stage.DECODE, ns(20), ns(60)) in [
+        (s.stage, s.begin, s.end) for s in view.segments if s.waiting
+    ]
 
 
 def test_preemption_during_prefill_waits_inside_prefill() -> None:
@@ -313,7 +443,9 @@ def test_one_whose_first_scheduling_was_lost_has_no_queue_time() -> None:
 
 
 def test_a_second_queueing_is_a_preemption_and_no_negative_queue() -> None:
-    story = Story().tell(Queued(ns(1), 1, "r1", 10, 2), Scheduled(ns(2), 1, ns(2)), Queued(ns(50), 1, "r1", 10, 2))
+    story = Story().tell(
+        Queued(ns(1), 1, "r1", 10, 2), Scheduled(ns(2), 1, ns(2)), Queued(ns(50), 1, "r1", 10, 2)
+    )
     view = story.request()
     assert view.queue_ms == 1 and view.preemptions == 1 and view.phase is Phase.PREEMPTED
 
@@ -370,7 +502,11 @@ def test_milestones_out_of_order_give_no_interval() -> None:
         Closed(ns(40), 1, 200),
     )
     view = story.request()
-    assert view.queue_ms is None and view.stages[3].ms is None and view.stages[3].status is Status.MISSING
+    assert (
+        view.queue_ms is None
+        and view.stages[3].ms is None
+        and view.stages[3].status is Status.MISSING
+    )
     assert view.stages[0].ms is None
     assert view.stages[9].ms is None  # handed out before it was known: no interval
 
@@ -392,9 +528,10 @@ def test_covered_counts_overlaps_once_and_cuts_at_the_ends() -> None:
 
 def test_two_processes_are_joined_by_the_id_that_both_know() -> None:
     story = Story("api", "core").tell(
-        Received(ns(0), 7, "chatcmpl-abc", "/v1/chat/completions"), Begin(ns(4), 7, Stage.ADMISSION),
-    )  # fmt: skip
-    story.tell(Queued(ns(6), 3, "chatcmpl-abc-0badcafe", 10, 2), source="core")  # before the alias is told
+        Received(ns(0), 7, "chatcmpl-abc", "/v1/chat/completions"), Begin(ns(4), 7, Stage.ADMISSION)
+    )
+    # before the alias is told
+    story.tell(Queued(ns(6), 3, "chatcmpl-abc-0badcafe", 10, 2), source="core")
     assert story.state.snapshot().total == 2
     story.tell(Alias(ns(5), 7, "chatcmpl-abc-0badcafe"))
     story.tell(Scheduled(ns(9), 3, ns(8)), source="core")

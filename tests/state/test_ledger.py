@@ -71,7 +71,8 @@ def test_rows_are_forgotten_while_they_sleep() -> None:
     for serial in range(1, ROWS + 100):
         kept.put(ended(serial, serial), serial % GROUPS)
     made = again(kept, {ROWS + 99})
-    for serial in range(ROWS + 100, 2 * ROWS + 300):  # until none of those that sleep is left, and further
+    # until none of those that sleep is left, and further
+    for serial in range(ROWS + 100, 2 * ROWS + 300):
         for ledger in (kept, made):
             ledger.put(ended(serial, serial), serial % GROUPS)
         if serial in (ROWS + 200, 2 * ROWS):
@@ -85,7 +86,9 @@ def test_rows_that_a_file_made_up_count_for_nothing_or_are_cut() -> None:
     for serial in range(1, 101):
         kept.put(ended(serial, serial), 99 if serial == 7 else 1)
     rows = again(kept, set()).columns()
-    assert rows["group"][6] == 0 and rows["group"].max() == 1, "a group that there is not is `other`"
+    assert rows["group"][6] == 0 and rows["group"].max() == 1, (
+        "a group that there is not is `other`"
+    )
     broken = Ledger()
     broken.restore({**kept.chunks(), "1": b"12345678"}, set(), GROUPS)
     assert len(broken) == 100
@@ -98,7 +101,12 @@ def test_rows_that_a_file_made_up_count_for_nothing_or_are_cut() -> None:
 def test_two_that_were_over_and_turn_out_to_be_one_have_one_row() -> None:
     story = Story("api", "core")
     story.tell(Received(ns(0), 1, "a"), Closed(ns(90), 1, 200))
-    story.tell(Queued(ns(10), 7, "b", 5), Finished(ns(80), 7, "stop", 3), Released(ns(81), 7), source="core")
+    story.tell(
+        Queued(ns(10), 7, "b", 5),
+        Finished(ns(80), 7, "stop", 3),
+        Released(ns(81), 7),
+        source="core",
+    )
     assert len(story.state.books.ledger.columns()["serial"]) == 2
     story.tell(Alias(ns(95), 7, "a"), source="core")
     assert len(story.state.requests.order) == 1

@@ -57,7 +57,9 @@ def test_after_a_gap_members_get_no_tokens_until_a_roster_confirms_them() -> Non
 
 
 def test_a_jump_of_the_step_number_is_a_gap_even_when_nobody_tells() -> None:
-    story = two_decoding().tell(step(60, 5, batch=2, token=8, end=9), step(70, 6, batch=2, token=8, end=9))
+    story = two_decoding().tell(
+        step(60, 5, batch=2, token=8, end=9), step(70, 6, batch=2, token=8, end=9)
+    )
     assert counts(story) == [(3, True), (3, True)]
 
 
@@ -95,7 +97,10 @@ def test_a_gap_marks_the_requests_that_were_alive_and_no_others() -> None:
 def test_a_gap_of_one_process_leaves_requests_of_others_alone() -> None:
     story = Story("a", "b").tell(Received(ns(0), 1, "r1"))
     story.tell(Received(ns(0), 1, "r2"), Gap(ns(1), 1), source="b")
-    assert [(v.id, v.incomplete) for v in story.state.snapshot().requests] == [("r1", False), ("r2", True)]
+    assert [(v.id, v.incomplete) for v in story.state.snapshot().requests] == [
+        ("r1", False),
+        ("r2", True),
+    ]
 
 
 def test_the_end_of_a_process_ends_everything_it_ran() -> None:
@@ -108,7 +113,12 @@ def test_the_end_of_a_process_ends_everything_it_ran() -> None:
         assert view.stages[10].status is Status.MISSING and view.stages[10].ms is None
         assert view.segments[-1].end == ns(50)
     (engine,) = snapshot.engines
-    assert not engine.alive and engine.status == "gone" and "signal 9" in engine.reason and engine.running == 0
+    assert (
+        not engine.alive
+        and engine.status == "gone"
+        and "signal 9" in engine.reason
+        and engine.running == 0
+    )
 
 
 def test_what_trickles_in_after_the_end_starts_nothing() -> None:
@@ -140,7 +150,12 @@ def test_attaching_late_shows_what_is_true_now_and_what_is_missing() -> None:
         step(912, 90, batch=1, token=8, end=9),
     )  # fmt: skip
     view = story.request(at=940)
-    assert view.phase is Phase.DECODE and view.output_tokens == 92 and view.incomplete and view.blocks == 6
+    assert (
+        view.phase is Phase.DECODE
+        and view.output_tokens == 92
+        and view.incomplete
+        and view.blocks == 6
+    )
     assert view.queue_ms == 1 and view.ttft_ms is None and view.tpot_ms is None
     assert [row.status for row in view.stages[5:11]] == [Status.MISSING] * 6
     assert (view.segments[-1].stage, view.segments[-1].begin) == (Stage.DECODE, ns(910))
@@ -149,7 +164,8 @@ def test_attaching_late_shows_what_is_true_now_and_what_is_missing() -> None:
 
 
 def test_a_roster_of_the_step_before_the_newest_is_brought_up_to_date() -> None:
-    """Engines that prepare a step while one runs tell the roster of step n after step n+1 has begun."""
+    """Engines that prepare a step while one runs tell the roster of step n after step n+1 has
+    begun."""
     story = two_decoding().tell(
         Received(ns(20), 3, "r3"), Queued(ns(21), 3, "r3", 4, 9),
         step(32, 3, batch=2, joined=(3,), left=(1,), odd=(3, 4, 1), token=8, end=9),
@@ -160,7 +176,9 @@ def test_a_roster_of_the_step_before_the_newest_is_brought_up_to_date() -> None:
 
 
 def test_a_request_that_two_rosters_leave_out_is_lost() -> None:
-    story = Story().tell(Received(ns(0), 1, "r1", offline=True), Queued(ns(1), 1, "r1", 5, 9), Gap(ns(2), 1))
+    story = Story().tell(
+        Received(ns(0), 1, "r1", offline=True), Queued(ns(1), 1, "r1", 5, 9), Gap(ns(2), 1)
+    )
     story.tell(Roster(ns(1_000), 5, b""))
     assert story.request().phase is Phase.WAITING
     story.tell(Roster(ns(2_000), 9, b""))
@@ -187,10 +205,12 @@ def test_an_incomplete_roster_ends_nothing() -> None:
 
 def test_an_offline_request_whose_release_is_never_told_is_over_after_a_while() -> None:
     story = Story().tell(
-        Received(ns(0), 1, "r1", offline=True), Queued(ns(1), 1, "r1", 5, 9),
-        step(2, 0, batch=1, joined=(1,), odd=(1, 5, 1), token=8, end=9), Finished(ns(10), 1, "stop", 1),
+        Received(ns(0), 1, "r1", offline=True),
+        Queued(ns(1), 1, "r1", 5, 9),
+        step(2, 0, batch=1, joined=(1,), odd=(1, 5, 1), token=8, end=9),
+        Finished(ns(10), 1, "stop", 1),
         Heartbeat(ns(1_000)),
-    )  # fmt: skip
+    )
     assert story.request().phase is Phase.TEARDOWN
     story.tell(Heartbeat(ns(6_000)))
     assert story.request().phase is Phase.DONE and story.request().e2e_ms == 10
@@ -224,22 +244,31 @@ def test_a_request_given_up_in_the_queue_waited_until_then() -> None:
 
 def test_stalled_engine_is_told_with_its_reason() -> None:
     story = two_decoding().tell(
-        Received(ns(30), 3, "r3"), Queued(ns(32), 3, "r3", 9, 9),
-        Preempted(ns(32), 1, "recompute", 7, 3), Finished(ns(33), 2, "cancelled", 3), Released(ns(33), 2),
+        Received(ns(30), 3, "r3"),
+        Queued(ns(32), 3, "r3", 9, 9),
+        Preempted(ns(32), 1, "recompute", 7, 3),
+        Finished(ns(33), 2, "cancelled", 3),
+        Released(ns(33), 2),
         step(33, 3, batch=0, left=(1, 2), token=1, end=2, waiting=2, running=0, free=11),
-    )  # fmt: skip
+    )
     assert story.state.snapshot(now=ns(1_000)).engines[0].stalled == ""
     (engine,) = story.state.snapshot(now=ns(4_035)).engines
     assert engine.stalled == "admission blocked for 4.0 s: 2 wait, nothing runs, free 11 blocks"
     assert (engine.waiting, engine.running) == (2, 0)
     story.tell(EngineStatus(ns(4_000), "dead", "out of blocks"))
     (engine,) = story.state.snapshot(now=ns(9_000)).engines
-    assert engine.stalled == "" and not engine.alive and (engine.status, engine.reason) == ("dead", "out of blocks")
+    assert (
+        engine.stalled == ""
+        and not engine.alive
+        and (engine.status, engine.reason) == ("dead", "out of blocks")
+    )
 
 
 def test_a_long_step_is_told_apart_from_blocked_admission() -> None:
     story = two_decoding().tell(Received(ns(30), 3, "r3"), Queued(ns(32), 3, "r3", 9, 9))
-    assert "no step for 3.0 s: 1 wait, 2 run" in story.state.snapshot(now=ns(3_032)).engines[0].stalled
+    assert (
+        "no step for 3.0 s: 1 wait, 2 run" in story.state.snapshot(now=ns(3_032)).engines[0].stalled
+    )
     idle = Story().tell(Heartbeat(ns(0)), Heartbeat(ns(60_000)))
     assert idle.state.snapshot(now=ns(90_000)).engines[0].stalled == ""
 
@@ -262,9 +291,12 @@ def test_hook_faults_and_senseless_events_are_counted() -> None:
 
 def test_an_event_about_a_request_never_heard_of_makes_none() -> None:
     story = Story().tell(
-        End(ns(1), 7, Stage.STREAM), Finished(ns(1), 7, "stop", 3), Released(ns(1), 7), Closed(ns(2), 7),
+        End(ns(1), 7, Stage.STREAM),
+        Finished(ns(1), 7, "stop", 3),
+        Released(ns(1), 7),
+        Closed(ns(2), 7),
         Sent(ns(2), 7, 1, 1),
-    )  # fmt: skip
+    )
     assert story.state.request_ids() == []
     assert story.tell(Begin(ns(3), 7, Stage.TEMPLATE)).state.request_ids() == ["#7"]
 
@@ -272,12 +304,20 @@ def test_an_event_about_a_request_never_heard_of_makes_none() -> None:
 @pytest.mark.parametrize("lost", ["joined", "left"])
 def test_a_lost_change_of_membership_is_seen_by_the_batch_size(lost: str) -> None:
     story = two_decoding().tell(
-        Received(ns(20), 3, "r3"), Queued(ns(21), 3, "r3", 4, 9),
+        Received(ns(20), 3, "r3"),
+        Queued(ns(21), 3, "r3", 4, 9),
         step(32, 3, batch=3 if lost == "joined" else 1, token=8, end=9),
         step(42, 4, batch=3 if lost == "joined" else 1, token=8, end=9),
-        Roster(ns(52), 4, pack_u32((1, 9, 5, 1, 5, 1) if lost == "left" else (1, 9, 5, 1, 5, 1, 2, 9, 5, 1, 5, 1,
-                                                                              3, 6, 2, 1, 4, 1))),
-    )  # fmt: skip
+        Roster(
+            ns(52),
+            4,
+            pack_u32(
+                (1, 9, 5, 1, 5, 1)
+                if lost == "left"
+                else (1, 9, 5, 1, 5, 1, 2, 9, 5, 1, 5, 1, 3, 6, 2, 1, 4, 1)
+            ),
+        ),
+    )
     tokens = [view.output_tokens for view in story.state.snapshot().requests]
     assert tokens == ([5, 5, 2] if lost == "joined" else [5, 3, 0])
     assert story.state.snapshot().losses.incomplete_requests == (3 if lost == "joined" else 2)

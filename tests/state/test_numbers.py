@@ -1,4 +1,5 @@
-"""Every figure of the Numbers view is the one that counting again from the events gives, over every recording."""
+"""Every figure of the Numbers view is the one that counting again from the events gives, over every
+recording."""
 
 from __future__ import annotations
 
@@ -23,13 +24,19 @@ def of(path: Path) -> tuple[Recount, Numbers]:
     told = Recount(path)
     state = load(path, keep_finished=100_000)
     numbers = state.snapshot(limit=0, window_s=math.inf, numbers=Ask(slo=SLO)).numbers
-    assert numbers is not None and not told.lost and not state.snapshot(limit=0).losses.incomplete_requests
+    assert (
+        numbers is not None
+        and not told.lost
+        and not state.snapshot(limit=0).losses.incomplete_requests
+    )
     return told, numbers
 
 
-def same_figures(figures: Figures, told: Recount, requests: list[Told], window_s: float, exact: bool) -> None:
-    """`figures` are those of `requests` over a window. `exact`: rates are over the window to the nanosecond, not to the
-    slot."""
+def same_figures(
+    figures: Figures, told: Recount, requests: list[Told], window_s: float, exact: bool
+) -> None:
+    """`figures` are those of `requests` over a window. `exact`: rates are over the window to the
+    nanosecond, not to the slot."""
     slots, begin = told.since(window_s), 0 if math.isinf(window_s) else told.now - int(window_s * S)
     for name, samples in told.latencies(requests).items():
         values = [ns / 1e6 for t, ns in samples if t >= slots]
@@ -60,7 +67,10 @@ def same_figures(figures: Figures, told: Recount, requests: list[Told], window_s
     reasons = [told.reason(r) for r in ended]
     assert dict(figures.reasons) == {word: reasons.count(word) for word in set(reasons)}
     outputs = [r.output if r.output >= 0 else len(r.tokens) for r in ended]
-    for lengths, values in ((figures.prompt, [r.prompt for r in ended if r.prompt >= 0]), (figures.output, outputs)):
+    for lengths, values in (
+        (figures.prompt, [r.prompt for r in ended if r.prompt >= 0]),
+        (figures.output, outputs),
+    ):
         assert lengths.count == len(values)
         assert (lengths.p50, lengths.p95, lengths.p99, lengths.most) == (
             rank(values, 0.5), rank(values, 0.95), rank(values, 0.99), max(values, default=None),
@@ -75,11 +85,18 @@ def attained(figures: Figures, told: Recount, ended: list[Told]) -> None:
         reason = told.reason(request)
         if reason in ("cancelled", "abort"):
             continue
-        latencies = {name: samples[-1][1] / 1e6 for name, samples in told.latencies([request]).items() if samples}
+        latencies = {
+            name: samples[-1][1] / 1e6
+            for name, samples in told.latencies([request]).items()
+            if samples
+        }
         own = told.own_itl(request)
         latencies["itl"] = math.inf if own is None else own / 1e6
         single = request.output <= 1
-        verdicts = [latencies[name] <= target if name in latencies else single for name, target in SLO.targets]
+        verdicts = [
+            latencies[name] <= target if name in latencies else single
+            for name, target in SLO.targets
+        ]
         judged += 1
         met += all(verdicts) and reason not in ("failed", "error", "rejected")
     assert figures.slo is not None
@@ -96,7 +113,11 @@ def test_every_figure_of_a_recording_is_what_its_events_say(path: Path) -> None:
         steps = [(tokens, budget) for t, tokens, budget in told.steps if t >= slots]
         assert window.steps == len(steps)
         known = [(tokens, budget) for tokens, budget in steps if budget > 0]
-        share = sum(tokens for tokens, _ in known) / sum(budget for _, budget in known) if known else None
+        share = (
+            sum(tokens for tokens, _ in known) / sum(budget for _, budget in known)
+            if known
+            else None
+        )
         assert window.budget_use == (None if share is None else pytest.approx(share))
         for dimension, groups in window.groups.items():
             mine = {name: [r for r in told.requests if getattr(r, dimension) == name] for name in
@@ -105,5 +126,3 @@ def test_every_figure_of_a_recording_is_what_its_events_say(path: Path) -> None:
                 same_figures(group.figures, told, mine.get(group.name, []), window.window_s, False)
     gauges = numbers.gauges
     assert (gauges.live, gauges.cached, gauges.free) == told.blocks()
-
-

@@ -25,10 +25,16 @@ def at(milliseconds: float) -> int:
 
 
 def story(
-    *, engaged: bool = True, token: bool = True, sent: bool = True, reason: str = "stop", status: int = 200,
+    *,
+    engaged: bool = True,
+    token: bool = True,
+    sent: bool = True,
+    reason: str = "stop",
+    status: int = 200,
     gone: bool = False,
-) -> Iterator[events.Event]:  # fmt: skip
-    """A request of two tokens over HTTP: queued at 10 ms, first token at 40, sent at 45, closed at 70."""
+) -> Iterator[events.Event]:
+    """A request of two tokens over HTTP: queued at 10 ms, first token at 40, sent at 45, closed at
+    70."""
     yield events.Received(at(0), 1, "r", "/v1/chat/completions")
     if engaged:
         yield events.Queued(at(10), 1, "r", 8)
@@ -59,7 +65,11 @@ def samples(state: TraceState) -> dict[str, list[float]]:
     whole: Tally = state.tally.whole()
     found = {}
     for name in ("ttft", "e2e"):
-        kept = [each for (_, _, what, error), each in whole.distributions.items() if what == name and not error]
+        kept = [
+            each
+            for (_, _, what, error), each in whole.distributions.items()
+            if what == name and not error
+        ]
         assert timers[name].count == sum(each.count for each in kept)
         found[name] = [each.total / NS_PER_MS for each in kept if each.count]
     return found
@@ -76,7 +86,13 @@ def samples(state: TraceState) -> dict[str, list[float]]:
         ({"engaged": False, "token": False, "status": 499}, "cancelled", 0, [], []),
         ({"engaged": False, "token": False, "gone": True, "status": -1}, "cancelled", 0, [], []),
         ({"token": False, "reason": "cancelled", "gone": True}, "cancelled", 0, [], []),
-        ({"token": False, "reason": "cancelled", "gone": True, "status": 500}, "cancelled", 0, [], []),
+        (
+            {"token": False, "reason": "cancelled", "gone": True, "status": 500},
+            "cancelled",
+            0,
+            [],
+            [],
+        ),
         ({"reason": "cancelled", "gone": True}, "cancelled", 0, [45], []),
         ({"reason": "failed"}, "failed", 1, [45], []),
         ({"reason": "failed", "token": False}, "failed", 1, [], []),
@@ -90,7 +106,9 @@ def test_a_sample_is_an_answers_first_token_that_was_sent(
 ) -> None:
     state = folded(**how)
     assert samples(state) == {"ttft": ttft, "e2e": e2e}
-    assert [end for (_, _, end), count in state.tally.whole().ended.items() for _ in range(count)] == [reason]
+    assert [
+        end for (_, _, end), count in state.tally.whole().ended.items() for _ in range(count)
+    ] == [reason]
     snapshot = state.snapshot()
     assert (snapshot.finished, snapshot.failed) == (1, failed)
     assert snapshot.requests[0].ttft_ms == (ttft[0] if ttft else None)

@@ -1,4 +1,5 @@
-"""Percentiles within 1 % of the exact ones: on public arrival traces, and on streams made to break them."""
+"""Percentiles within 1 % of the exact ones: on public arrival traces, and on streams made to break
+them."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def rank(values: list[float], share: float) -> float:
     return sorted(values)[max(1, math.ceil(share * len(values))) - 1]
 
 
-def told_by_sums(samples: list[tuple[int, float]], now: int, window_s: float) -> tuple[int, list[float | None]]:
+def told_by_sums(
+    samples: list[tuple[int, float]], now: int, window_s: float
+) -> tuple[int, list[float | None]]:
     """The same samples as two series that are read as one."""
     counts = WindowedCounts([0, 0])
     for place, (t, value) in enumerate(samples):
@@ -31,7 +34,9 @@ def told_by_sums(samples: list[tuple[int, float]], now: int, window_s: float) ->
     return found.count, [found.p50, found.p95, found.p99]
 
 
-def told_by_counts(samples: list[tuple[int, float]], now: int, window: int) -> tuple[int, list[float | None]]:
+def told_by_counts(
+    samples: list[tuple[int, float]], now: int, window: int
+) -> tuple[int, list[float | None]]:
     """The same samples as one series among others."""
     counts = WindowedCounts()
     for t, value in samples:
@@ -41,7 +46,9 @@ def told_by_counts(samples: list[tuple[int, float]], now: int, window: int) -> t
     rows = slot.keys.astype("int64") // 2048 - 7
     rows[rows > 0] = -1
     totals, buckets = quantiles_by_row(rows, slot, 1, SHARES)
-    return int(totals[0]), [None if (ns := value_ns(int(found[0]))) is None else ns / NS_PER_MS for found in buckets]
+    return int(totals[0]), [
+        None if (ns := value_ns(int(found[0]))) is None else ns / NS_PER_MS for found in buckets
+    ]
 
 
 def check(values: list[float]) -> None:
@@ -52,14 +59,18 @@ def check(values: list[float]) -> None:
     for window_s, window, kept in (
         (math.inf, 3, values), (60.0, 1, [value for t, value in samples if t >= since]),
     ):  # fmt: skip
-        for count, quantiles in (told_by_sums(samples, now, window_s), told_by_counts(samples, now, window)):
+        for count, quantiles in (
+            told_by_sums(samples, now, window_s),
+            told_by_counts(samples, now, window),
+        ):
             assert count == len(kept)
             for share, told in zip(SHARES, quantiles, strict=True):
                 assert told == pytest.approx(rank(kept, share) / NS_PER_MS, rel=0.01)
 
 
 def queue_waits(path: Path) -> tuple[list[float], list[float], list[float]]:
-    """ns between arrivals, ns in the queue of one server that takes 0.1 ms a prompt token, and ns to serve."""
+    """ns between arrivals, ns in the queue of one server that takes 0.1 ms a prompt token, and ns
+    to serve."""
     with path.open() as file:
         rows = [(int(row["arrival_us"]) * 1000, int(row["prompt"])) for row in csv.DictReader(file)]
     free, waits = 0, []
@@ -89,7 +100,9 @@ STREAMS = {
     "one hour": [float(HOUR)] * 100,
     "bimodal": [5e6 if DRAW.random() < 0.5 else 9e8 for _ in range(4_000)],
     "a rare mode at the rank itself": [1e6] * 990 + [1e12] * 10,
-    "1 ns to 1 h, even in the logarithm": [math.exp(DRAW.uniform(0, math.log(HOUR))) for _ in range(5_000)],
+    "1 ns to 1 h, even in the logarithm": [
+        math.exp(DRAW.uniform(0, math.log(HOUR))) for _ in range(5_000)
+    ],
     "1 ns to 1 h, rising": [math.exp(place / 3_000 * math.log(HOUR)) for place in range(3_000)],
     "alternating ends": [1.0 if place % 2 else float(HOUR) for place in range(2_001)],
     "heavy tail": [1e6 * DRAW.paretovariate(0.7) for _ in range(4_000)],

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from engine_hooks.protocol.clock import NS_PER_S
-from engine_hooks.protocol.events import Engine, Evicted, Finished, Preempted, Queued, Received, Released, Scheduled
+from engine_hooks.protocol.events import (
+    Engine,
+    Evicted,
+    Finished,
+    Preempted,
+    Queued,
+    Received,
+    Released,
+    Scheduled,
+)
 from tests.state.story import Story, ns, step
 from tests.state.test_properties import fold
 from tests.state.traces import simulate
@@ -17,10 +26,22 @@ from tracer.state.view import EngineView, Phase
 
 def engine(**fields: object) -> EngineView:
     values: dict[str, object] = {
-        "source": "e", "title": "e", "role": "engine", "pid": 1, "num_blocks": 1000, "block_size": 16,
-        "block_bytes": 32_768, "used": 400, "cached": 100, "free": 500, "facts": (("max_context", 3200),),
-        "holders": 20, "held": 400, "most_held": 50, "mean_tokens": 800.0,
-    }  # fmt: skip
+        "source": "e",
+        "title": "e",
+        "role": "engine",
+        "pid": 1,
+        "num_blocks": 1000,
+        "block_size": 16,
+        "block_bytes": 32_768,
+        "used": 400,
+        "cached": 100,
+        "free": 500,
+        "facts": (("max_context", 3200),),
+        "holders": 20,
+        "held": 400,
+        "most_held": 50,
+        "mean_tokens": 800.0,
+    }
     return EngineView(**(values | fields))  # type: ignore[arg-type]
 
 
@@ -34,21 +55,41 @@ def test_how_many_more_fit_by_the_longest_and_by_the_mean() -> None:
 @pytest.mark.parametrize(
     ("missing", "unknown"),
     [
-        ({"free": None}, ("available", "fit_worst", "fit_mean")), ({"facts": ()}, ("longest", "fit_worst")),
-        ({"block_size": None}, ("token_bytes", "fit_worst", "fit_mean")), ({"block_bytes": None}, ("token_bytes",)),
-        ({"mean_tokens": None}, ("fit_mean", "mean_blocks")), ({"holders": 0, "held": 0}, ("mean_held",)),
+        ({"free": None}, ("available", "fit_worst", "fit_mean")),
+        ({"facts": ()}, ("longest", "fit_worst")),
+        ({"block_size": None}, ("token_bytes", "fit_worst", "fit_mean")),
+        ({"block_bytes": None}, ("token_bytes",)),
+        ({"mean_tokens": None}, ("fit_mean", "mean_blocks")),
+        ({"holders": 0, "held": 0}, ("mean_held",)),
     ],
-)  # fmt: skip
-def test_what_was_not_told_is_not_known(missing: dict[str, object], unknown: tuple[str, ...]) -> None:
+)
+def test_what_was_not_told_is_not_known(
+    missing: dict[str, object], unknown: tuple[str, ...]
+) -> None:
     pool = pool_of(engine(**missing))
     assert all(getattr(pool, name) is None for name in unknown)
 
 
 def held(story: Story, key: int, blocks: tuple[int, ...], at: float, n: int) -> None:
-    story.tell(Received(ns(at), key, f"r{key}"), Queued(ns(at), key, f"r{key}", 16 * len(blocks), 64),
-               Scheduled(ns(at), key, ns(at), 16, 1, len(blocks) - 1))  # fmt: skip
-    story.tell(step(at, n, batch=1, joined=(key,), left=(key - 1,) if key > 1 else (), odd=(key, 16, 1), token=1, end=1,
-                    blocks=(key, len(blocks)), block_ids=(key, 0, len(blocks), *blocks)))  # fmt: skip
+    story.tell(
+        Received(ns(at), key, f"r{key}"),
+        Queued(ns(at), key, f"r{key}", 16 * len(blocks), 64),
+        Scheduled(ns(at), key, ns(at), 16, 1, len(blocks) - 1),
+    )
+    story.tell(
+        step(
+            at,
+            n,
+            batch=1,
+            joined=(key,),
+            left=(key - 1,) if key > 1 else (),
+            odd=(key, 16, 1),
+            token=1,
+            end=1,
+            blocks=(key, len(blocks)),
+            block_ids=(key, 0, len(blocks), *blocks),
+        )
+    )
 
 
 def test_cached_blocks_are_told_by_the_time_for_which_nobody_has_held_them() -> None:
@@ -104,7 +145,9 @@ def test_hits_of_the_prefix_are_the_first_blocks_of_the_prompt() -> None:
         assert prefix is not None and view.prompt_tokens is not None
         assert prefix.prompt == -(-view.prompt_tokens // 16)
         assert prefix.hit == view.reused_tokens // 16
-        assert prefix.prompt + prefix.grown == -(-(view.prompt_tokens + max(0, view.output_tokens - 1)) // 16)
+        assert prefix.prompt + prefix.grown == -(
+            -(view.prompt_tokens + max(0, view.output_tokens - 1)) // 16
+        )
         assert prefix.longest is not None and prefix.longest >= prefix.prompt + prefix.grown
     assert any(view.reused_tokens for view in views)
     assert prefix_of(views[0], None) is None
@@ -117,10 +160,21 @@ def test_position_and_tokens_of_the_last_step_follow_the_engine() -> None:
         state = timeline.state(START + at * NS_PER_S)
         last = state.sources["engine-1"].batch.last
         assert last is not None
-        running = [view for view in state.snapshot().requests if view.phase in (Phase.PREFILL, Phase.DECODE)]
-        assert sum(view.step_tokens or 0 for view in state.snapshot().requests if view.closed is None) <= last.tokens
+        running = [
+            view
+            for view in state.snapshot().requests
+            if view.phase in (Phase.PREFILL, Phase.DECODE)
+        ]
+        assert (
+            sum(view.step_tokens or 0 for view in state.snapshot().requests if view.closed is None)
+            <= last.tokens
+        )
         for view in running:
-            assert view.step_tokens is not None and view.computed_tokens is not None and view.prompt_tokens
+            assert (
+                view.step_tokens is not None
+                and view.computed_tokens is not None
+                and view.prompt_tokens
+            )
             if view.phase is Phase.DECODE:
                 assert view.computed_tokens == view.prompt_tokens + view.output_tokens - 1
             else:
@@ -149,17 +203,31 @@ def test_position_grows_to_the_whole_length_whatever_is_preempted(seed: int) -> 
 def test_what_was_lost_by_a_preemption_has_to_be_computed_again() -> None:
     story = Story()
     story.tell(Engine(ns(0), "e", num_blocks=10, block_size=16, max_batch=4, max_batch_tokens=64))
-    story.tell(Received(ns(0), 1, "r1"), Queued(ns(1), 1, "r1", 100, 50), Scheduled(ns(2), 1, ns(2), 32, 2, 5))
+    story.tell(
+        Received(ns(0), 1, "r1"),
+        Queued(ns(1), 1, "r1", 100, 50),
+        Scheduled(ns(2), 1, ns(2), 32, 2, 5),
+    )
     story.tell(step(2, 1, batch=1, joined=(1,), odd=(1, 64, 0), token=1, end=1, blocks=(1, 6)))
     view = story.request()
-    assert (view.computed_tokens, view.step_tokens, view.reused_tokens, view.blocks) == (96, 64, 32, 6)
+    assert (view.computed_tokens, view.step_tokens, view.reused_tokens, view.blocks) == (
+        96,
+        64,
+        32,
+        6,
+    )
     story.tell(Preempted(ns(4), 1, "recompute", 96, 0, 1))
     view = story.request()
     assert (view.computed_tokens, view.blocks) == (0, 0)
     story.tell(Scheduled(ns(6), 1, ns(6), 16, 1, 5, resumed=True))
     story.tell(step(6, 2, batch=1, joined=(1,), odd=(1, 48, 0), token=1, end=1, blocks=(1, 4)))
     view = story.request()
-    assert (view.computed_tokens, view.step_tokens, view.reused_tokens, view.blocks) == (64, 48, 16, 4)
+    assert (view.computed_tokens, view.step_tokens, view.reused_tokens, view.blocks) == (
+        64,
+        48,
+        16,
+        4,
+    )
 
 
 def test_tokens_of_the_step_are_told_apart_into_prompts_and_decode() -> None:
@@ -167,4 +235,6 @@ def test_tokens_of_the_step_are_told_apart_into_prompts_and_decode() -> None:
     state = timeline.state(START + 3 * NS_PER_S)
     view, last = state.snapshot().engines[0], state.snapshot().steps[-1]
     assert (view.step_tokens, view.prefill_tokens) == (last.tokens, last.prefill_tokens)
-    assert view.held == sum(v.blocks or 0 for v in state.snapshot().requests if v.closed is None and v.blocks)
+    assert view.held == sum(
+        v.blocks or 0 for v in state.snapshot().requests if v.closed is None and v.blocks
+    )

@@ -37,7 +37,9 @@ traces = some_traces(st.booleans())
 few = settings(max_examples=examples(40), deadline=None)
 
 
-def fold(headers: Iterable[Header], events: Iterable[tuple[str, Event]], *, keep_steps: int = 4096) -> TraceState:
+def fold(
+    headers: Iterable[Header], events: Iterable[tuple[str, Event]], *, keep_steps: int = 4096
+) -> TraceState:
     state = TraceState(keep_steps=keep_steps)
     for header in headers:
         state.add_source(header)
@@ -47,7 +49,10 @@ def fold(headers: Iterable[Header], events: Iterable[tuple[str, Event]], *, keep
 
 
 def gone(trace: Trace) -> list[tuple[str, Event]]:
-    return [(header.source, SourceGone(max(e.t for _, e in trace.events) + 1, "ended")) for header in trace.headers]
+    return [
+        (header.source, SourceGone(max(e.t for _, e in trace.events) + 1, "ended"))
+        for header in trace.headers
+    ]
 
 
 @few
@@ -74,16 +79,21 @@ def test_whole_trace_gives_what_really_happened(trace: Trace) -> None:
         detail = state.detail(view.id)
         assert detail is not None
         assert list(detail.itl_ms) == [
-            (after - before) / MS for before, after in zip(truth.tokens, truth.tokens[1:], strict=False)
+            (after - before) / MS
+            for before, after in zip(truth.tokens, truth.tokens[1:], strict=False)
         ]
         assert list(detail.itl_batch) == truth.sizes[1:]
         if len(truth.tokens) > 1:
-            assert view.tpot_ms == pytest.approx((truth.tokens[-1] - truth.tokens[0]) / (len(truth.tokens) - 1) / MS)
+            assert view.tpot_ms == pytest.approx(
+                (truth.tokens[-1] - truth.tokens[0]) / (len(truth.tokens) - 1) / MS
+            )
 
 
 @few
 @given(traces, st.floats(0, 1), st.integers(0, 3_000))
-def test_any_prefix_is_sound_and_ends_with_its_sources(trace: Trace, share: float, ahead_ms: int) -> None:
+def test_any_prefix_is_sound_and_ends_with_its_sources(
+    trace: Trace, share: float, ahead_ms: int
+) -> None:
     state = fold(trace.headers, trace.events[: int(share * len(trace.events))])
     check_nothing_raised(state)
     check_snapshot(state.snapshot())
@@ -123,7 +133,8 @@ def test_lost_events_leave_a_sound_state(trace: Trace, seed: int, loss: float, t
 @few
 @given(traces, st.integers(0, 1 << 32))
 def test_tokens_are_never_made_up_when_events_are_lost_and_told(trace: Trace, seed: int) -> None:
-    """After gaps a request may be short of tokens but never has more than it got; its end tells the exact count."""
+    """After gaps a request may be short of tokens but never has more than it got; its end tells the
+    exact count."""
     pick = random.Random(seed)
     state, lost = TraceState(), {header.source: 0 for header in trace.headers}
     for source, event in trace.events:
@@ -146,7 +157,10 @@ def test_tokens_are_never_made_up_when_events_are_lost_and_told(trace: Trace, se
 @given(traces, st.integers(0, 1 << 32))
 def test_reordered_sources_duplicates_and_strangers_do_no_harm(trace: Trace, seed: int) -> None:
     pick = random.Random(seed)
-    queues = {header.source: [e for s, e in trace.events if s == header.source] for header in trace.headers}
+    queues = {
+        header.source: [e for s, e in trace.events if s == header.source]
+        for header in trace.headers
+    }
     state = TraceState()
     for header in trace.headers:
         state.add_source(header)
@@ -158,9 +172,12 @@ def test_reordered_sources_duplicates_and_strangers_do_no_harm(trace: Trace, see
         if pick.random() < 0.02:
             check_snapshot(state.snapshot())
         if pick.random() < 0.05 and hasattr(event, "key"):
-            stranger = type(event)(**{name: getattr(event, name) for name in event.__struct_fields__})
+            stranger = type(event)(
+                **{name: getattr(event, name) for name in event.__struct_fields__}
+            )
             stranger.key = 90_000 + pick.randrange(9)
-            if hasattr(stranger, "rid"):  # a name of its own: under a known one it would be that request
+            # a name of its own: under a known one it would be that request
+            if hasattr(stranger, "rid"):
                 stranger.rid = f"stranger-{stranger.key}"
             state.apply("stranger", stranger)
     check_nothing_raised(state)
@@ -181,13 +198,17 @@ def test_shuffled_events_do_no_harm(trace: Trace, seed: int) -> None:
     state = fold(trace.headers, events)
     check_nothing_raised(state)
     check_snapshot(state.snapshot())
-    state = fold(trace.headers, [*events, *((s, SourceGone(state.now, "ended")) for s in state.sources)])
+    state = fold(
+        trace.headers, [*events, *((s, SourceGone(state.now, "ended")) for s in state.sources)]
+    )
     assert state.snapshot().live == 0
 
 
 @few
 @given(traces, st.integers(0, 1 << 32))
-def test_same_events_give_the_same_state_whatever_is_read_in_between(trace: Trace, seed: int) -> None:
+def test_same_events_give_the_same_state_whatever_is_read_in_between(
+    trace: Trace, seed: int
+) -> None:
     pick = random.Random(seed)
     quiet = fold(trace.headers, trace.events, keep_steps=40)
     read = TraceState(keep_steps=40)
@@ -196,7 +217,11 @@ def test_same_events_give_the_same_state_whatever_is_read_in_between(trace: Trac
     for source, event in trace.events:
         read.apply(source, event)
         if pick.random() < 0.1:
-            read.snapshot(now=read.now + pick.randrange(10 * S), sort=pick.choice(["e2e", "itl", "received"]), text="a")
+            read.snapshot(
+                now=read.now + pick.randrange(10 * S),
+                sort=pick.choice(["e2e", "itl", "received"]),
+                text="a",
+            )
             read.detail("req-1")
     assert read.digest() == quiet.digest()
     if len(trace.events) > 1:
@@ -206,12 +231,16 @@ def test_same_events_give_the_same_state_whatever_is_read_in_between(trace: Trac
 @few
 @given(st.one_of(
     st.tuples(some_traces(st.just(False)), st.integers(1, 60)),
-    st.tuples(some_traces(st.just(True)), st.integers(50, 60)),  # device times arrive up to some 40 steps later
+    # device times arrive up to some 40 steps later
+    st.tuples(some_traces(st.just(True)), st.integers(50, 60)),
 ))  # fmt: skip
 def test_a_short_step_history_changes_no_figure(traced: tuple[Trace, int]) -> None:
     """Steps are dropped from the ring; what they told of each request is not."""
     trace, keep = traced
-    whole, short = fold(trace.headers, trace.events), fold(trace.headers, trace.events, keep_steps=keep)
+    whole, short = (
+        fold(trace.headers, trace.events),
+        fold(trace.headers, trace.events, keep_steps=keep),
+    )
     for request_id in whole.request_ids():
         assert short.detail(request_id) == whole.detail(request_id)
     for source in short.sources.values():
@@ -220,9 +249,13 @@ def test_a_short_step_history_changes_no_figure(traced: tuple[Trace, int]) -> No
 
 
 values = {
-    int: st.one_of(st.integers(-5, 70), st.sampled_from([0, -1, 1 << 31, (1 << 63) - 1, -(1 << 63)])),
+    int: st.one_of(
+        st.integers(-5, 70), st.sampled_from([0, -1, 1 << 31, (1 << 63) - 1, -(1 << 63)])
+    ),
     str: st.sampled_from(["", "req-1", "measured", "dead", "\x1b[2J", "\ud800"]),
-    bytes: st.sampled_from([b"", b"\x01\0\0\0", b"\x01\0\0\0\x02\0\0\0\x01\0\0\0", b"\xff" * 26, b"\x01\x02\x03"]),
+    bytes: st.sampled_from(
+        [b"", b"\x01\0\0\0", b"\x01\0\0\0\x02\0\0\0\x01\0\0\0", b"\xff" * 26, b"\x01\x02\x03"]
+    ),
     bool: st.booleans(),
 }
 kinds = {"int": int, "str": str, "bytes": bytes, "bool": bool}
@@ -232,12 +265,15 @@ def any_event(kind: type[Event]) -> st.SearchStrategy[Event]:
     annotations: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         annotations.update(getattr(base, "__annotations__", {}))
-    return st.builds(kind, **{name: values[kinds[annotations[name]]] for name in kind.__struct_fields__})
+    return st.builds(
+        kind, **{name: values[kinds[annotations[name]]] for name in kind.__struct_fields__}
+    )
 
 
 hostile = st.lists(
-    st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(EVENT_TYPES).flatmap(any_event)), max_size=40
-)  # fmt: skip
+    st.tuples(st.sampled_from(["a", "b"]), st.sampled_from(EVENT_TYPES).flatmap(any_event)),
+    max_size=40,
+)
 
 
 @settings(max_examples=examples(200), deadline=None)

@@ -1,7 +1,9 @@
-"""Events whose time contradicts the others are set aside: the state is the one without them, and their number is told.
+"""Events whose time contradicts the others are set aside: the state is the one without them, and
+their number is told.
 
-Every kind of event, every kind of stamp, in every place; through keyframes too. What only looks odd stays: pauses of
-days, a clock that jumps back, another host's, what is told to a viewer that comes late.
+Every kind of event, every kind of stamp, in every place; through keyframes too. What only looks odd
+stays: pauses of days, a clock that jumps back, another host's, what is told to a viewer that comes
+late.
 """
 
 from __future__ import annotations
@@ -18,7 +20,17 @@ from hypothesis import strategies as st
 from engine_hooks.protocol import events as kinds
 from engine_hooks.protocol.attach_state import Retained
 from engine_hooks.protocol.clock import ClockAnchor
-from engine_hooks.protocol.events import Event, Gap, Heartbeat, Scheduled, Sent, SourceGone, Step, StepDevice, pack_u32
+from engine_hooks.protocol.events import (
+    Event,
+    Gap,
+    Heartbeat,
+    Scheduled,
+    Sent,
+    SourceGone,
+    Step,
+    StepDevice,
+    pack_u32,
+)
 from engine_hooks.protocol.stamps import set_aside_line
 from tests.effort import examples, thinned
 from tests.recording.story import plain
@@ -57,10 +69,16 @@ MAKERS: Final[dict[str, Callable[[int], Event]]] = {
     "Evicted": lambda t: kinds.Evicted(t, 5, 500),
 }
 STAMPS: Final = {
-    "zero": 0, "negative": -1, "far back": -(1 << 62), "wall clock": 1_790_000_000 * S, "a billion seconds": 10**18,
-    "the last instant": (1 << 62) - 1, "64 bits": (1 << 63) - 1, "in five hours": START + 5 * HOUR,
+    "zero": 0,
+    "negative": -1,
+    "far back": -(1 << 62),
+    "wall clock": 1_790_000_000 * S,
+    "a billion seconds": 10**18,
+    "the last instant": (1 << 62) - 1,
+    "64 bits": (1 << 63) - 1,
+    "in five hours": START + 5 * HOUR,
     "in a year": START + 365 * 24 * HOUR,
-}  # fmt: skip
+}
 PLACES: Final = ("first", "middle", "last", "two in a row", "many")
 SAYS_NOTHING_ELSE: Final = {Gap, SourceGone}
 """The reader of a stream adds these: they are never set aside."""
@@ -88,7 +106,9 @@ def state_of(trace: Trace, told: Iterable[tuple[str, Event]]) -> TraceState:
 
 def strewn(told: Told, make: Callable[[int], Event], t: int, place: str) -> tuple[Told, int]:
     """The trace with strays in it, and how many they are."""
-    middle = next(at for at in range(len(told) // 2, len(told)) if not told[at - 1][1].t > told[at][1].t)
+    middle = next(
+        at for at in range(len(told) // 2, len(told)) if not told[at - 1][1].t > told[at][1].t
+    )
     places = {
         "first": [0], "middle": [middle], "last": [len(told)], "two in a row": [middle, middle],
         "many": list(range(40, len(told), 11)),
@@ -145,15 +165,23 @@ INSIDE: Final = [
 ]
 
 
-@pytest.mark.parametrize(("name", "make", "value"), [*INSIDE, ("lookup", lambda t, v: Scheduled(t, 1, v), 0),
-                                                     ("lookup", lambda t, v: Scheduled(t, 1, v), -5),
-                                                     ("cpu", lambda t, v: Heartbeat(t, v), 1 << 62)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "make", "value"),
+    [
+        *INSIDE,
+        ("lookup", lambda t, v: Scheduled(t, 1, v), 0),
+        ("lookup", lambda t, v: Scheduled(t, 1, v), -5),
+        ("cpu", lambda t, v: Heartbeat(t, v), 1 << 62),
+    ],
+)
 def test_so_is_an_event_in_which_an_instant_or_a_length_cannot_be(
     name: str, make: Callable[[int, int], Event], value: int
 ) -> None:
     trace = simulate(3, requests=5, output=30)
     for header in trace.headers:  # a machine that runs for hours
-        trace.headers[trace.headers.index(header)] = msgspec.structs.replace(header, anchor=ClockAnchor(4 * HOUR, 1))
+        trace.headers[trace.headers.index(header)] = msgspec.structs.replace(
+            header, anchor=ClockAnchor(4 * HOUR, 1)
+        )
     shift = 4 * HOUR - START
     told = [(source, moved(event, shift)) for source, event in plain(trace.events)]
     middle = len(told) // 2
@@ -178,7 +206,8 @@ def moved(event: Event, ns: int) -> Event:
 @pytest.mark.parametrize("at", [0, 30, 57, 100])
 @pytest.mark.parametrize("split", [False, True])
 def test_a_real_pause_loses_nothing(pause: int, at: int, split: bool) -> None:
-    """A process that was stopped for hours, an engine that nobody used over a weekend, whichever event comes first."""
+    """A process that was stopped for hours, an engine that nobody used over a weekend, whichever
+    event comes first."""
     trace, told = base(split=split)
     paused = [*told[:at], *((source, moved(event, pause)) for source, event in told[at:])]
     state, clean = state_of(trace, paused), state_of(trace, told)
@@ -193,13 +222,17 @@ def test_a_real_pause_loses_nothing(pause: int, at: int, split: bool) -> None:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 1 << 32), st.booleans(), st.data())
-def test_keyframes_know_what_waits_to_be_believed(seed: int, split: bool, data: st.DataObject) -> None:
+def test_keyframes_know_what_waits_to_be_believed(
+    seed: int, split: bool, data: st.DataObject
+) -> None:
     """Pauses and strays between any two events, keyframes between any other two."""
     trace, told = base(seed % 1_000, split=split)
     shift = 0
     odd: Told = []
     for source, event in told:
-        what = data.draw(st.sampled_from([""] * 12 + ["pause", "stray"])) if len(odd) % 5 == 0 else ""
+        what = (
+            data.draw(st.sampled_from([""] * 12 + ["pause", "stray"])) if len(odd) % 5 == 0 else ""
+        )
         if what == "pause":
             shift += data.draw(st.sampled_from([600 * S, 3 * HOUR, 72 * HOUR]))
         elif what == "stray":
@@ -219,7 +252,8 @@ def test_keyframes_know_what_waits_to_be_believed(seed: int, split: bool, data: 
 
 
 def test_steps_that_waited_are_found_by_keyframes() -> None:
-    """A pause after which steps come first: they wait over the end of a block and are taken in with a later one."""
+    """A pause after which steps come first: they wait over the end of a block and are taken in with
+    a later one."""
     trace, told = base()
     for at, (_, event) in enumerate(told):
         if type(event) is Step and at > 20:
@@ -236,18 +270,24 @@ def test_what_is_told_to_a_viewer_that_comes_days_later_is_believed() -> None:
     """An engine that announced itself on Monday and is asked on Thursday."""
     trace, told = base()
     days = 72 * HOUR
-    facts = [(source, event) for source, event in told if type(event) in (kinds.Engine, kinds.Coverage)]
+    facts = [
+        (source, event) for source, event in told if type(event) in (kinds.Engine, kinds.Coverage)
+    ]
     later = [(source, moved(event, days)) for source, event in told if (source, event) not in facts]
     retained = Retained()
     retained.observe([event for _, event in facts], START)
     live = later[: len(later) // 2]
     retained.observe([event for _, event in live], live[-1][1].t)
     source = told[0][0]
-    state = state_of(trace, [*((source, event) for event in retained.snapshot()), *later[len(live) :]])
+    state = state_of(
+        trace, [*((source, event) for event in retained.snapshot()), *later[len(live) :]]
+    )
     assert (state.set_aside(), state.unknown) == (0, 0)
     assert state.now == later[-1][1].t
     # The connection breaks, and all is told again.
-    again = state_of(trace, [*later, *((source, event) for event in retained.snapshot()), *later[-3:]])
+    again = state_of(
+        trace, [*later, *((source, event) for event in retained.snapshot()), *later[-3:]]
+    )
     assert (again.set_aside(), again.now) == (0, later[-1][1].t)
 
 
@@ -256,8 +296,11 @@ def test_clocks_that_are_apart_are_believed_each() -> None:
     for shift in (-3 * S, 3 * S // 2, 200 * 24 * HOUR):
         other = trace.headers[0].source
         headers = [
-            msgspec.structs.replace(header, anchor=ClockAnchor(header.anchor.monotonic + shift, header.anchor.wall))
-            if header.source == other else header
+            msgspec.structs.replace(
+                header, anchor=ClockAnchor(header.anchor.monotonic + shift, header.anchor.wall)
+            )
+            if header.source == other
+            else header
             for header in trace.headers
         ]
         state = TraceState()
@@ -287,7 +330,9 @@ def test_what_a_reader_says_of_its_stream_is_taken_in_whenever_it_says_it_was(st
 def test_an_end_hours_later_confirms_what_came_shortly_before_it() -> None:
     trace, told = base()
     last = told[-1][1].t + 3 * HOUR
-    state = state_of(trace, [*told, ("engine", Heartbeat(last)), ("engine", SourceGone(last + S, "killed"))])
+    state = state_of(
+        trace, [*told, ("engine", Heartbeat(last)), ("engine", SourceGone(last + S, "killed"))]
+    )
     assert (state.now, state.set_aside()) == (last + S, 0)
 
 

@@ -1,9 +1,11 @@
-"""Plausible event streams for tests: an engine's schedule played on a virtual clock, told as hooks would tell it.
+"""Plausible event streams for tests: an engine's schedule played on a virtual clock, told as hooks
+would tell it.
 
-`simulate` plays arrivals, continuous batching with chunked prefill, a block pool that runs out (preemption) and
-cancellations, in one process or split into a front end and an engine core that renames requests, and returns the events
-in the order in which a viewer gets them, together with what really happened (`Truth`), computed apart from the code
-under test. The numbers are virtual ns; nothing here sleeps.
+`simulate` plays arrivals, continuous batching with chunked prefill, a block pool that runs out
+(preemption) and cancellations, in one process or split into a front end and an engine core that
+renames requests, and returns the events in the order in which a viewer gets them, together with
+what really happened (`Truth`), computed apart from the code under test. The numbers are virtual ns;
+nothing here sleeps.
 """
 
 from __future__ import annotations
@@ -89,8 +91,19 @@ def header(source: str, role: str = "engine", run: str = "run-1") -> Header:
 
 
 class _Player:
-    def __init__(self, seed: int, *, requests: int, split: bool, blocks: int, budget: int, max_batch: int,
-                 device: bool, offline: bool, output: int) -> None:  # fmt: skip
+    def __init__(
+        self,
+        seed: int,
+        *,
+        requests: int,
+        split: bool,
+        blocks: int,
+        budget: int,
+        max_batch: int,
+        device: bool,
+        offline: bool,
+        output: int,
+    ) -> None:
         self.random = random.Random(seed)
         self.split, self.device, self.offline = split, device, offline
         self.front = "api" if split else "engine"
@@ -123,14 +136,18 @@ class _Player:
         for number in range(1, count + 1):
             cancel = at + self.about(1, 400) * MS if self.random.random() < 0.15 else None
             prompt = self.about(1, 40) if self.random.random() < 0.3 else self.about(20, 400)
-            request = Truth(number, f"req-{number}", prompt, self.about(1, output), cancel, received=at)
+            request = Truth(
+                number, f"req-{number}", prompt, self.about(1, output), cancel, received=at
+            )
             request.engine_key = number + 500 if self.split else number
             arrivals.append(request)
             at += self.about(0, 60 * MS)
         return arrivals
 
     def play(self) -> Trace:
-        self.tell(self.core, Engine(START, "toy", num_blocks=self.pool, block_size=16, prefix_caching=1))
+        self.tell(
+            self.core, Engine(START, "toy", num_blocks=self.pool, block_size=16, prefix_caching=1)
+        )
         for stage in Stage:
             where = self.front if stage <= Stage.TOKENISE or stage == Stage.STREAM else self.core
             self.tell(where, Coverage(START, stage, "measured", f"module.{stage.id}"))
@@ -158,7 +175,8 @@ class _Player:
         return Trace(headers, self._arrive(), self.truth)
 
     def _arrive(self) -> list[tuple[str, Event]]:
-        """Each source is drained 20 times a second, sorted by time within a drain; drains are taken as they come."""
+        """Each source is drained 20 times a second, sorted by time within a drain; drains are taken
+        as they come."""
         drains: dict[tuple[int, str], list[Event]] = {}
         for at, source, event in self.emitted:
             drains.setdefault((at // (50 * MS), source), []).append(event)
@@ -172,8 +190,18 @@ class _Player:
 
     def _front_end(self, request: Truth) -> None:
         t = request.received
-        self.tell(self.front, Received(t, request.key, request.rid, "/v1/chat/completions",
-                                       tenant="ab"[request.key % 2], streaming=1, offline=self.offline))  # fmt: skip
+        self.tell(
+            self.front,
+            Received(
+                t,
+                request.key,
+                request.rid,
+                "/v1/chat/completions",
+                tenant="ab"[request.key % 2],
+                streaming=1,
+                offline=self.offline,
+            ),
+        )
         t += self.about(200, 3_000) * US
         self.tell(self.front, End(t, request.key, Stage.RECEIVE, 900))
         self.tell(self.front, Begin(t, request.key, Stage.TEMPLATE))
@@ -183,8 +211,17 @@ class _Player:
         self.tell(self.front, Begin(t, request.key, Stage.TOKENISE))
         t += self.about(50, 2_000) * US
         self.tell(self.front, End(t, request.key, Stage.TOKENISE, request.prompt))
-        self.tell(self.front, Prompt(t, request.key, "x" * 20, 4 * request.prompt, pack_u32(range(request.prompt)),
-                                     request.prompt))  # fmt: skip
+        self.tell(
+            self.front,
+            Prompt(
+                t,
+                request.key,
+                "x" * 20,
+                4 * request.prompt,
+                pack_u32(range(request.prompt)),
+                request.prompt,
+            ),
+        )
         self.tell(self.front, Begin(t, request.key, Stage.ADMISSION))
         request.handed = t
         rid = request.rid
@@ -192,7 +229,10 @@ class _Player:
             rid = f"{request.rid}-0badcafe"
             self.tell(self.front, Alias(t, request.key, rid))
         request.queued = t + self.about(20, 900) * US
-        self.tell(self.core, Queued(request.queued, request.engine_key, rid, request.prompt, request.max_tokens))
+        self.tell(
+            self.core,
+            Queued(request.queued, request.engine_key, rid, request.prompt, request.max_tokens),
+        )
 
     def _admit_arrivals(self) -> None:
         for request in [r for r in self.coming if r.queued <= self.clock]:
@@ -204,15 +244,27 @@ class _Player:
         if request.streamed is None and not self.offline:
             request.streamed = request.tokens[0] + self.about(50, 3_000) * US
             self.tell(self.front, End(request.streamed, request.key, Stage.STREAM, 30))
-        self.tell(self.front, Output(request.tokens[-1] + 60 * US, request.key, 3 * (len(request.tokens) - 1), "abc"))
+        self.tell(
+            self.front,
+            Output(request.tokens[-1] + 60 * US, request.key, 3 * (len(request.tokens) - 1), "abc"),
+        )
 
     def _close(self, request: Truth) -> None:
         if self.offline or request.closed is not None:
             return
         end = max(request.finished or 0, request.streamed or 0)
         request.closed = end + self.about(10, 2_000) * US
-        self.tell(self.front, Sent(request.closed, request.key, len(request.tokens), 30 * len(request.tokens),
-                                   len(request.tokens), 1_000 * len(request.tokens)))  # fmt: skip
+        self.tell(
+            self.front,
+            Sent(
+                request.closed,
+                request.key,
+                len(request.tokens),
+                30 * len(request.tokens),
+                len(request.tokens),
+                1_000 * len(request.tokens),
+            ),
+        )
         self.tell(self.front, Closed(request.closed, request.key, 200, 30 * len(request.tokens)))
 
     # --- the engine ---
@@ -234,9 +286,20 @@ class _Player:
     def _preempt(self, request: Truth, t: int) -> None:
         self.preempted_total += 1
         request.preemptions += 1
-        self.tell(self.core, Preempted(t, request.engine_key, "recompute", request.computed, len(request.tokens),
-                                       self.preempted_total))  # fmt: skip
-        self.tell(self.core, Queued(t, request.engine_key, request.rid, request.prompt, resumed=True))
+        self.tell(
+            self.core,
+            Preempted(
+                t,
+                request.engine_key,
+                "recompute",
+                request.computed,
+                len(request.tokens),
+                self.preempted_total,
+            ),
+        )
+        self.tell(
+            self.core, Queued(t, request.engine_key, request.rid, request.prompt, resumed=True)
+        )
         self.free += request.blocks
         request.blocks = request.computed = 0
         request.to_compute = request.prompt + len(request.tokens)
@@ -255,7 +318,9 @@ class _Player:
             chunk = min(request.to_compute, budget)
             if chunk <= 0:
                 continue
-            while self._need(request.computed + chunk) > request.blocks + self.free and self.running:
+            while (
+                self._need(request.computed + chunk) > request.blocks + self.free and self.running
+            ):
                 victim = self.running[-1]
                 self._preempt(victim, t + 5 * US)
                 work = [item for item in work if item[0] is not victim]
@@ -279,8 +344,18 @@ class _Player:
             lookup = t + offset
             offset += self.about(5, 60) * US
             budget -= self._grow(request, chunk)
-            self.tell(self.core, Scheduled(t + offset, request.engine_key, lookup, 0, 0, request.blocks,
-                                           resumed=request.lookup is not None))  # fmt: skip
+            self.tell(
+                self.core,
+                Scheduled(
+                    t + offset,
+                    request.engine_key,
+                    lookup,
+                    0,
+                    0,
+                    request.blocks,
+                    resumed=request.lookup is not None,
+                ),
+            )
             if request.lookup is None:
                 request.lookup = lookup
             work.append((request, chunk))
@@ -332,32 +407,74 @@ class _Player:
             for name in ("embed", "layers", "head", "logits", "sampled"):
                 told[name] = -1
         step = Step(
-            t, self.n, **told, token=token, end=end, batch=len(work), tokens=tokens,
-            joined=pack_u32(sorted(present - self.previous)), left=pack_u32(sorted(self.previous - present)),
-            odd=pack_u32(odd), blocks=pack_u32(pairs), used=self.pool - self.free, cached=0, free=self.free,
-            waiting=len(self.queue), running=len(self.running), preempted=self.preempted_total,
-            timing=Timing.DEVICE if self.device else Timing.HOST, wait=1_000,
-        )  # fmt: skip
+            t,
+            self.n,
+            **told,
+            token=token,
+            end=end,
+            batch=len(work),
+            tokens=tokens,
+            joined=pack_u32(sorted(present - self.previous)),
+            left=pack_u32(sorted(self.previous - present)),
+            odd=pack_u32(odd),
+            blocks=pack_u32(pairs),
+            used=self.pool - self.free,
+            cached=0,
+            free=self.free,
+            waiting=len(self.queue),
+            running=len(self.running),
+            preempted=self.preempted_total,
+            timing=Timing.DEVICE if self.device else Timing.HOST,
+            wait=1_000,
+        )
         self.previous = present
         self.tell(self.core, step, t + end)
         if self.device:
-            later = {name: device[name] for name in ("embed", "layers", "head", "logits", "sampled")}
+            later = {
+                name: device[name] for name in ("embed", "layers", "head", "logits", "sampled")
+            }
             self.tell(self.core, StepDevice(t + end + 1, self.n, **later), t + end + 40 * MS)
         for request in done:
             self._finish(request, t + token + self.about(5, 40) * US, "length", t + end)
         if self.n % 20 == 19:
             rows = [
-                value for request in [*self.running, *self.queue]
-                for value in (request.engine_key, request.computed, len(request.tokens), request.blocks, request.prompt,
-                              int(request.engine_key in present))
-            ]  # fmt: skip
+                value
+                for request in [*self.running, *self.queue]
+                for value in (
+                    request.engine_key,
+                    request.computed,
+                    len(request.tokens),
+                    request.blocks,
+                    request.prompt,
+                    int(request.engine_key in present),
+                )
+            ]
             self.tell(self.core, Roster(t + end, self.n, pack_u32(rows)))
         self.n += 1
         self.clock = t + end + self.about(0, 300) * US
 
 
-def simulate(seed: int, *, requests: int = 12, split: bool = False, blocks: int = 120, budget: int = 64,
-             max_batch: int = 8, device: bool = False, offline: bool = False, output: int = 30) -> Trace:  # fmt: skip
+def simulate(
+    seed: int,
+    *,
+    requests: int = 12,
+    split: bool = False,
+    blocks: int = 120,
+    budget: int = 64,
+    max_batch: int = 8,
+    device: bool = False,
+    offline: bool = False,
+    output: int = 30,
+) -> Trace:
     """Play `requests` requests; the same arguments give the same trace."""
-    return _Player(seed, requests=requests, split=split, blocks=blocks, budget=budget, max_batch=max_batch,
-                   device=device, offline=offline, output=output).play()  # fmt: skip
+    return _Player(
+        seed,
+        requests=requests,
+        split=split,
+        blocks=blocks,
+        budget=budget,
+        max_batch=max_batch,
+        device=device,
+        offline=offline,
+        output=output,
+    ).play()

@@ -1,4 +1,5 @@
-"""A traced process for tests: emits what it is told to on stdin, and answers each command with one line of JSON."""
+"""A traced process for tests: emits what it is told to on stdin, and answers each command with one
+line of JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from engine_hooks.protocol.clock import now
-from engine_hooks.protocol.events import Closed, Engine, Event, Finished, Output, Queued, Received, Released, Sent, Step
+from engine_hooks.protocol.events import (
+    Closed,
+    Engine,
+    Event,
+    Finished,
+    Output,
+    Queued,
+    Received,
+    Released,
+    Sent,
+    Step,
+)
 from engine_hooks.publish.buffer import EventBuffer
 from engine_hooks.publish.publisher import publish
 
@@ -53,7 +65,11 @@ def emit_live(key: int) -> None:
 
 def emit_end(key: int) -> None:
     """The end of that request."""
-    for event in (Finished(now(), key, "stop", 1), Released(now(), key, 1, 0), Closed(now(), key, 200, 10)):
+    for event in (
+        Finished(now(), key, "stop", 1),
+        Released(now(), key, 1, 0),
+        Closed(now(), key, 200, 10),
+    ):
         buffer.emit_lifecycle(event)
 
 
@@ -73,7 +89,8 @@ def emit_from_threads(threads: int, count: int) -> None:
 
 
 def fork(count: int, linger: float) -> int:
-    """A child that emits `count` events, lives for `linger` seconds and ends as `os.fork` children do."""
+    """A child that emits `count` events, lives for `linger` seconds and ends as `os.fork` children
+    do."""
     child = os.fork()
     if child == 0:
         emit_sent(count)
@@ -104,10 +121,12 @@ def _work(count: int) -> None:
 
 
 def daemon(scratch: str, linger: float) -> int:
-    """A child that closes every descriptor, opens files under the same numbers and goes on emitting."""
+    """A child that closes every descriptor, opens files under the same numbers and goes on
+    emitting."""
     child = os.fork()
     if child == 0:
-        buffer.emit_lifecycle(Engine(now(), "daemon"))  # starts its publisher, whose socket is then closed under it
+        # starts its publisher, whose socket is then closed under it
+        buffer.emit_lifecycle(Engine(now(), "daemon"))
         time.sleep(0.2)
         os.closerange(3, 256)
         for index in range(20):
@@ -123,7 +142,9 @@ def daemon(scratch: str, linger: float) -> int:
 def exhaust() -> int:
     """Leave no room for another descriptor."""
     highest = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (highest + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    )
     with contextlib.suppress(OSError):
         while True:
             os.open("/dev/null", os.O_RDONLY)
@@ -137,7 +158,8 @@ def relax() -> None:
 
 
 def forks(count: int) -> list[int]:
-    """Children one after another, each ended at once, while a thread goes on emitting; their exit codes."""
+    """Children one after another, each ended at once, while a thread goes on emitting; their exit
+    codes."""
     stop = threading.Event()
 
     def work() -> None:
@@ -159,7 +181,8 @@ def forks(count: int) -> list[int]:
 
 
 def crash(how: str, seconds: float) -> None:
-    """Emit from two threads, and so many seconds after somebody looks end as engines do: in the middle of it."""
+    """Emit from two threads, and so many seconds after somebody looks end as engines do: in the
+    middle of it."""
 
     def work(key: int) -> None:
         emit_live(key)
@@ -194,11 +217,18 @@ def status() -> dict[str, Any]:
     """Counters of this process."""
     used = time.process_time()
     return {
-        "pid": os.getpid(), "path": str(publisher.path), "error": publisher.error, "source": publisher.header.source,
-        "emitted": buffer.emitted, "dropped": buffer.dropped, "viewers": publisher.viewers, "cpu": used,
-        "threads": threading.active_count(), "fds": descriptors(),
+        "pid": os.getpid(),
+        "path": str(publisher.path),
+        "error": publisher.error,
+        "source": publisher.header.source,
+        "emitted": buffer.emitted,
+        "dropped": buffer.dropped,
+        "viewers": publisher.viewers,
+        "cpu": used,
+        "threads": threading.active_count(),
+        "fds": descriptors(),
         "rss": int(os.pread(statm, 128, 0).split()[1]) * os.sysconf("SC_PAGE_SIZE"),
-    }  # fmt: skip
+    }
 
 
 def finish() -> dict[str, Any]:
@@ -208,11 +238,23 @@ def finish() -> dict[str, Any]:
 
 
 COMMANDS: dict[str, Callable[..., Any]] = {
-    "sent": emit_sent, "text": emit_text, "steps": emit_steps, "live": emit_live, "end": emit_end,
-    "threads": emit_from_threads, "fork": fork, "multiprocessing": child_of_multiprocessing, "daemon": daemon,
-    "forks": forks, "crash": crash, "exhaust": exhaust, "relax": relax, "status": status,
-    "role": publisher.set_role, "finish": finish,
-}  # fmt: skip
+    "sent": emit_sent,
+    "text": emit_text,
+    "steps": emit_steps,
+    "live": emit_live,
+    "end": emit_end,
+    "threads": emit_from_threads,
+    "fork": fork,
+    "multiprocessing": child_of_multiprocessing,
+    "daemon": daemon,
+    "forks": forks,
+    "crash": crash,
+    "exhaust": exhaust,
+    "relax": relax,
+    "status": status,
+    "role": publisher.set_role,
+    "finish": finish,
+}
 
 
 def main() -> None:

@@ -23,7 +23,8 @@ from engine_hooks.protocol.sockets import connect
 
 HERE = Path(__file__).parent
 PATIENCE = 30.0
-"""Seconds after which something that should have happened counts as not happening: far beyond any noise."""
+"""Seconds after which something that should have happened counts as not happening: far beyond any
+noise."""
 
 
 def environment(directory: Path) -> dict[str, str]:
@@ -39,9 +40,17 @@ class Emitter:
         script = str(HERE / "emitter.py")
         command = [sys.executable, script]
         if before:
-            command = [sys.executable, "-c", f"{before}\nimport runpy\nrunpy.run_path({script!r}, run_name='__main__')"]
+            command = [
+                sys.executable,
+                "-c",
+                f"{before}\nimport runpy\nrunpy.run_path({script!r}, run_name='__main__')",
+            ]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(directory)
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(directory),
         )
         status = self._answer()
         self.pid: int = status["pid"]
@@ -90,7 +99,9 @@ def emitter(directory: Path, before: str = "") -> Iterator[Emitter]:
 def viewer_process(path: Path) -> Iterator[subprocess.Popen[str]]:
     """A viewer of its own process; what it has got stands on its stdout, line by line."""
     command = [sys.executable, str(HERE / "viewer.py"), str(path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(path.parent))
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment(path.parent)
+    )
     try:
         yield process
     finally:
@@ -103,7 +114,8 @@ def viewer_process(path: Path) -> Iterator[subprocess.Popen[str]]:
 
 @dataclass
 class Wire:
-    """A viewer that counts by the numbers on the wire: what came, what is missing, where it began."""
+    """A viewer that counts by the numbers on the wire: what came, what is missing, where it
+    began."""
 
     path: Path
     header: Header | None = None
@@ -129,7 +141,9 @@ class Wire:
         deadline = time.monotonic() + PATIENCE
         while not until():
             assert not self.ended, "the stream ended"
-            ready, _, _ = select.select([self.connection], [], [], max(0.0, deadline - time.monotonic()))
+            ready, _, _ = select.select(
+                [self.connection], [], [], max(0.0, deadline - time.monotonic())
+            )
             assert ready, "nothing more came"
             self._take()
 
@@ -139,7 +153,8 @@ class Wire:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Read along in a thread for the length of a with block, which the traced process must end in."""
+        """Read along in a thread for the length of a with block, which the traced process must end
+        in."""
         thread = threading.Thread(target=self.read_to_end)
         thread.start()
         yield

@@ -42,7 +42,11 @@ def test_a_flood_of_bulk_events_leaves_lifecycle_events_alone() -> None:
     assert buffer.dropped == 990
 
 
-@given(st.lists(st.sampled_from(["bulk", "life", "drain"]), max_size=200), st.integers(1, 8), st.integers(1, 20))
+@given(
+    st.lists(st.sampled_from(["bulk", "life", "drain"]), max_size=200),
+    st.integers(1, 8),
+    st.integers(1, 20),
+)
 def test_numbers_account_for_every_event(history: list[str], room: int, limit: int) -> None:
     buffer = EventBuffer(bulk_room=room, lifecycle_room=room)
     taken = reported = expected = 0

@@ -12,7 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_hooks.protocol.clock import ClockAnchor
-from engine_hooks.protocol.events import EVENT_TYPES, SCHEMA_VERSION, Event, Gap, Header, Output, Sent, Step
+from engine_hooks.protocol.events import (
+    EVENT_TYPES,
+    SCHEMA_VERSION,
+    Event,
+    Gap,
+    Header,
+    Output,
+    Sent,
+    Step,
+)
 from engine_hooks.protocol.frames import (
     MAX_FRAME,
     Batch,
@@ -25,7 +34,9 @@ from engine_hooks.protocol.frames import (
     encode_events,
 )
 
-HEADER = Header(SCHEMA_VERSION, "host:1:abc", 1, "engine", "title", "host", "boot", ClockAnchor(1, 2))
+HEADER = Header(
+    SCHEMA_VERSION, "host:1:abc", 1, "engine", "title", "host", "boot", ClockAnchor(1, 2)
+)
 
 _VALUES: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(0, 2**63 - 1),
@@ -54,16 +65,26 @@ def cut(stream: bytes, places: list[int]) -> list[bytes]:
     return [stream[start:end] for start, end in itertools.pairwise(marks)]
 
 
-@given(st.lists(st.lists(events, max_size=5), max_size=6), st.lists(st.integers(0, 10_000), max_size=20))
-def test_any_cutting_of_the_stream_gives_the_same_frames(batches: list[list[Any]], places: list[int]) -> None:
-    frames: list[Hello | Batch] = [Hello(HEADER), *(Batch(number, batch) for number, batch in enumerate(batches))]
+@given(
+    st.lists(st.lists(events, max_size=5), max_size=6),
+    st.lists(st.integers(0, 10_000), max_size=20),
+)
+def test_any_cutting_of_the_stream_gives_the_same_frames(
+    batches: list[list[Any]], places: list[int]
+) -> None:
+    frames: list[Hello | Batch] = [
+        Hello(HEADER),
+        *(Batch(number, batch) for number, batch in enumerate(batches)),
+    ]
     stream = b"".join(encode(frame) for frame in frames)
     assert read_all(cut(stream, places)) == frames
     assert read_all([stream[index : index + 1] for index in range(len(stream))]) == frames
 
 
 @given(st.lists(events, min_size=1, max_size=4), st.data())
-def test_a_changed_byte_gives_a_frame_or_a_frame_error(batch: list[Any], data: st.DataObject) -> None:
+def test_a_changed_byte_gives_a_frame_or_a_frame_error(
+    batch: list[Any], data: st.DataObject
+) -> None:
     stream = bytearray(encode(Batch(0, batch)))
     stream[data.draw(st.integers(0, len(stream) - 1))] ^= data.draw(st.integers(1, 255))
     try:
@@ -87,8 +108,20 @@ def test_noise_is_a_frame_error_or_no_frame(noise: bytes) -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    [b"", b"\xc1", b"\x93\x01\x00\xdd\xff\xff\xff\xff", b"\x93\x01\x00" + b"\x91" * 100_000, b"\xdb\xff\xff\xff\xff"],
-    ids=["empty", "invalid opcode", "four billion events", "deeply nested", "four gigabytes of text"],
+    [
+        b"",
+        b"\xc1",
+        b"\x93\x01\x00\xdd\xff\xff\xff\xff",
+        b"\x93\x01\x00" + b"\x91" * 100_000,
+        b"\xdb\xff\xff\xff\xff",
+    ],
+    ids=[
+        "empty",
+        "invalid opcode",
+        "four billion events",
+        "deeply nested",
+        "four gigabytes of text",
+    ],
 )
 def test_hostile_payloads_are_refused(payload: bytes) -> None:
     with pytest.raises(FrameError):
@@ -102,12 +135,16 @@ def test_a_frame_that_claims_to_be_too_long_is_refused_before_it_is_read() -> No
 
 def test_unknown_tags_are_skipped_and_counted() -> None:
     known = Sent(5, 1, 2, 3)
-    raw = msgspec.msgpack.encode([1, 7, [[99, 4, "new"], msgspec.to_builtins(known), [40], [98, 6]], False])
+    raw = msgspec.msgpack.encode(
+        [1, 7, [[99, 4, "new"], msgspec.to_builtins(known), [40], [98, 6]], False]
+    )
     assert decode(raw) == (Batch(7, [known]), 3)
 
 
 def test_fields_of_a_newer_version_are_ignored() -> None:
-    raw = msgspec.msgpack.encode([1, 0, [[*msgspec.to_builtins(Gap(5, 2, "why")), "new", 1]], False, "new"])
+    raw = msgspec.msgpack.encode(
+        [1, 0, [[*msgspec.to_builtins(Gap(5, 2, "why")), "new", 1]], False, "new"]
+    )
     assert decode(raw) == (Batch(0, [Gap(5, 2, "why")]), 0)
 
 
@@ -134,7 +171,10 @@ def test_an_event_that_cannot_be_told_shows_as_a_gap() -> None:
     check = SequenceCheck()
     gaps = [check.missed(batch) for batch in batches if isinstance(batch, Batch)]
     assert sum(gaps) == 3
-    assert [event.t for batch in batches if isinstance(batch, Batch) for event in batch.events] == [1, 5]
+    assert [event.t for batch in batches if isinstance(batch, Batch) for event in batch.events] == [
+        1,
+        5,
+    ]
 
 
 def test_text_with_lone_surrogates_is_mended_not_lost() -> None:

@@ -20,7 +20,9 @@ NOW = 10**15
 
 def header(**changes: Any) -> Header:
     """A header of this host."""
-    ours = Header(SCHEMA_VERSION, "host:1:a", 1, "engine", "t", "host", clock.boot_id(), ClockAnchor.take())
+    ours = Header(
+        SCHEMA_VERSION, "host:1:a", 1, "engine", "t", "host", clock.boot_id(), ClockAnchor.take()
+    )
     return msgspec.structs.replace(ours, **changes)
 
 
@@ -47,7 +49,9 @@ def test_header_and_events_are_delivered() -> None:
     intake = Intake("x", lambda: NOW)
     one = header()
     delivery = intake.feed(encode(Hello(one)) + batch(3, 1, 2, snapshot=True) + batch(3, 4))
-    assert delivery == Delivery("host:1:a", one, [Sent(1, 1, 1, 1), Sent(2, 1, 2, 2), Sent(4, 1, 4, 4)])
+    assert delivery == Delivery(
+        "host:1:a", one, [Sent(1, 1, 1, 1), Sent(2, 1, 2, 2), Sent(4, 1, 4, 4)]
+    )
     assert intake.feed(b"") is None
 
 
@@ -122,7 +126,11 @@ def test_numbers_that_make_no_sense_end_the_stream() -> None:
 def test_stamps_that_cannot_be_are_missing_not_shown() -> None:
     intake = opened()
     events = fed(intake, batch(0, 5, NOW + AHEAD + 1, -1, 6))
-    assert events == [Gap(5, 2, "stamped with a time that cannot be"), Sent(5, 1, 5, 5), Sent(6, 1, 6, 6)]
+    assert events == [
+        Gap(5, 2, "stamped with a time that cannot be"),
+        Sent(5, 1, 5, 5),
+        Sent(6, 1, 6, 6),
+    ]
 
 
 def test_the_clock_of_another_host_may_be_anywhere() -> None:

@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 
 from engine_hooks.protocol.clock import now
-from engine_hooks.protocol.events import Closed, Event, Finished, Heartbeat, Output, Queued, Received, Sent
+from engine_hooks.protocol.events import (
+    Closed,
+    Event,
+    Finished,
+    Heartbeat,
+    Output,
+    Queued,
+    Received,
+    Sent,
+)
 from engine_hooks.protocol.sockets import connect, scan
 from engine_hooks.publish.buffer import EventBuffer
 from engine_hooks.publish.publisher import MAX_VIEWERS, Publisher
@@ -46,7 +55,11 @@ def test_a_viewer_gets_header_snapshot_and_every_event(directory: Path) -> None:
     with emitter(directory) as process:
         wire = attach(process)
         assert wire.header is not None
-        assert (wire.header.source, wire.header.pid, wire.header.role) == (process.source, process.pid, "engine")
+        assert (wire.header.source, wire.header.pid, wire.header.role) == (
+            process.source,
+            process.pid,
+            "engine",
+        )
         process.ask("sent", 5000)
         process.ask("live", 3)
         wire.read(lambda: wire.next_seq >= 5000)
@@ -122,7 +135,9 @@ def test_killing_a_viewer_costs_the_engine_nothing(directory: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_stopped_viewer_loses_the_oldest_and_the_engine_neither_waits_nor_grows(directory: Path) -> None:
+def test_a_stopped_viewer_loses_the_oldest_and_the_engine_neither_waits_nor_grows(
+    directory: Path,
+) -> None:
     with emitter(directory) as process, viewer_process(process.path) as viewer:
         assert viewer.stdout is not None and viewer.stdout.readline()
         quick = attach(process)
@@ -134,7 +149,12 @@ def test_a_stopped_viewer_loses_the_oldest_and_the_engine_neither_waits_nor_grow
                 time.sleep(0.06)
             stopped = process.ask("status")
             viewer.send_signal(signal.SIGCONT)
-            eventually(lambda: process.ask("steps", 20, 0.01) is None and _caught_up(viewer, stopped["emitted"]))
+            eventually(
+                lambda: (
+                    process.ask("steps", 20, 0.01) is None
+                    and _caught_up(viewer, stopped["emitted"])
+                )
+            )
             final = process.ask("finish")
             last = last_line(viewer)
     assert_all_accounted(quick, final["emitted"])
@@ -203,7 +223,10 @@ def test_a_late_role_reaches_viewers_old_and_new(directory: Path) -> None:
         wire = attach(process)
         process.ask("role", "core", "the core")
         wire.read(lambda: wire.headers == 2)
-        assert wire.header is not None and (wire.header.role, wire.header.title) == ("core", "the core")
+        assert wire.header is not None and (wire.header.role, wire.header.title) == (
+            "core",
+            "the core",
+        )
         assert wire.header.source == process.source
         late = attach(process)
         assert late.header is not None and late.header.role == "core"
@@ -259,14 +282,18 @@ def test_a_worker_of_multiprocessing_hands_over_its_last_events(directory: Path)
 
 
 @pytest.mark.slow
-def test_a_daemon_that_closes_all_descriptors_gets_a_new_socket_and_clean_files(directory: Path) -> None:
+def test_a_daemon_that_closes_all_descriptors_gets_a_new_socket_and_clean_files(
+    directory: Path,
+) -> None:
     scratch = directory / "files"
     scratch.mkdir()
     with emitter(directory) as process:
         child_pid = process.ask("daemon", str(scratch), 60)
         try:
             eventually(lambda: len(list(scratch.iterdir())) == 20)
-            [found] = eventually(lambda: [one for one in discover(directory) if one.pid == child_pid and one.header])
+            [found] = eventually(
+                lambda: [one for one in discover(directory) if one.pid == child_pid and one.header]
+            )
             wire = Wire(found.path)
             wire.read(lambda: len(wire.events) > 100)
             wire.connection.close()
@@ -323,7 +350,9 @@ def test_an_engine_that_exits_sends_its_last_events(directory: Path) -> None:
     assert scan(directory) == []
 
 
-def test_a_directory_that_is_not_private_is_an_error_in_words_and_nothing_more(directory: Path) -> None:
+def test_a_directory_that_is_not_private_is_an_error_in_words_and_nothing_more(
+    directory: Path,
+) -> None:
     directory.chmod(0o777)
     publisher = Publisher(EventBuffer(), role="engine", title="t", directory=directory)
     publisher.start()

@@ -51,11 +51,18 @@ def keys(retained: Retained) -> set[int]:
 def test_the_last_word_on_each_fact_is_kept() -> None:
     retained = Retained()
     facts: list[Event] = [
-        Engine(1, "old"), Engine(2, "new"), EngineStatus(3, "loading"), EngineStatus(4, "ready"),
-        Coverage(5, 6, "measured", "a.b"), Coverage(6, 7, "unavailable", "c.d", "why"),
-        Coverage(7, 6, "unavailable", "a.b", "graph"), HookFault(8, "a.b", "x", 1), HookFault(9, "a.b", "x", 2, True),
-        Heartbeat(10), Heartbeat(11),
-    ]  # fmt: skip
+        Engine(1, "old"),
+        Engine(2, "new"),
+        EngineStatus(3, "loading"),
+        EngineStatus(4, "ready"),
+        Coverage(5, 6, "measured", "a.b"),
+        Coverage(6, 7, "unavailable", "c.d", "why"),
+        Coverage(7, 6, "unavailable", "a.b", "graph"),
+        HookFault(8, "a.b", "x", 1),
+        HookFault(9, "a.b", "x", 2, True),
+        Heartbeat(10),
+        Heartbeat(11),
+    ]
     retained.observe(facts, 12)
     assert retained.snapshot() == [facts[1], facts[3], facts[5], facts[6], facts[8], facts[10]]
 
@@ -63,9 +70,15 @@ def test_the_last_word_on_each_fact_is_kept() -> None:
 def test_a_live_request_is_told_from_its_beginning() -> None:
     retained = Retained()
     request: list[Event] = [
-        Received(1, 7, "r7"), Begin(2, 7, 2), Prompt(3, 7, "text", 4, b"\x01\0\0\0", 1), Queued(4, 7, "r7", 1),
-        Scheduled(6, 7, 5), Output(8, 7, 0, "he"), Output(9, 7, 2, "llo"), Sent(10, 7, 2, 20),
-    ]  # fmt: skip
+        Received(1, 7, "r7"),
+        Begin(2, 7, 2),
+        Prompt(3, 7, "text", 4, b"\x01\0\0\0", 1),
+        Queued(4, 7, "r7", 1),
+        Scheduled(6, 7, 5),
+        Output(8, 7, 0, "he"),
+        Output(9, 7, 2, "llo"),
+        Sent(10, 7, 2, 20),
+    ]
     retained.observe([*request[:-1], Sent(8, 7, 1, 10)], 10)
     retained.observe(request[-1:], 3600 * S)
     assert retained.snapshot() == request
@@ -80,12 +93,16 @@ def test_what_a_request_asked_for_is_told_to_those_who_come_late() -> None:
 
 def test_a_request_is_forgotten_a_little_after_its_end() -> None:
     retained = Retained()
-    retained.observe([Received(0, 1, "a"), Queued(1, 1, "a"), Finished(2, 1, "stop"), Released(3, 1)], 4)
+    retained.observe(
+        [Received(0, 1, "a"), Queued(1, 1, "a"), Finished(2, 1, "stop"), Released(3, 1)], 4
+    )
     retained.observe([Closed(5, 1, 200)], 6)
     assert keys(retained) == {1}
     retained.observe([], 5 + LINGER)
     assert retained.snapshot() == []
-    retained.observe([Sent(6, 1, 1, 1), Output(6, 1, 0, "x"), Released(6, 1), Finished(6, 1, "stop")], 6 + LINGER)
+    retained.observe(
+        [Sent(6, 1, 1, 1), Output(6, 1, 0, "x"), Released(6, 1), Finished(6, 1, "stop")], 6 + LINGER
+    )
     assert retained.snapshot() == []
 
 
@@ -93,27 +110,40 @@ def life(key: int, begin: int, end: int) -> list[Event]:
     """A request from its receipt to its end."""
     rid = f"r{key}"
     return [
-        Received(begin, key, rid), Prompt(begin + 1, key, "secret", 6, b"1234", 1), Queued(begin + 2, key, rid, 1),
-        Scheduled(begin + 3, key, begin + 3), Finished(end, key, "stop", 2), Released(end + 1, key),
+        Received(begin, key, rid),
+        Prompt(begin + 1, key, "secret", 6, b"1234", 1),
+        Queued(begin + 2, key, rid, 1),
+        Scheduled(begin + 3, key, begin + 3),
+        Finished(end, key, "stop", 2),
+        Released(end + 1, key),
         Closed(end + 2, key),
-    ]  # fmt: skip
+    ]
 
 
 def test_whoever_a_kept_step_names_is_told_to_be_over() -> None:
-    """A late viewer took a member of an old batch of whom nothing was said for a request without an end."""
+    """A late viewer took a member of an old batch of whom nothing was said for a request without an
+    end."""
     retained = Retained()
     first, row = Step(2 * S, 1, joined=pack_u32([1]), batch=1), pack_u32((1, 1, 1, 1, 1, 1))
-    retained.observe([*life(1, S, 3 * S), first, Roster(2 * S + 5, 1, row), Step(2 * S + 9, 2, batch=1)], 4 * S)
-    retained.observe([Heartbeat(60 * S)], 60 * S)  # nothing has run for a minute: the last steps are those of request 1
+    retained.observe(
+        [*life(1, S, 3 * S), first, Roster(2 * S + 5, 1, row), Step(2 * S + 9, 2, batch=1)], 4 * S
+    )
+    # nothing has run for a minute: the last steps are those of request 1
+    retained.observe([Heartbeat(60 * S)], 60 * S)
     state = TraceState()
     for event in retained.snapshot():
         state.apply("engine", event)
     snapshot = state.snapshot()
-    assert [(view.rid, view.phase, view.incomplete) for view in snapshot.requests] == [("r1", Phase.DONE, False)]
+    assert [(view.rid, view.phase, view.incomplete) for view in snapshot.requests] == [
+        ("r1", Phase.DONE, False)
+    ]
     assert snapshot.live == 0
     assert [event.text for event in told(retained, Prompt)] == [""], "its text is gone"  # type: ignore[attr-defined]
     for key, at in ((2, 61 * S), (3, 81 * S)):
-        retained.observe([*life(key, at, at + S), Roster(at + 10, key * 2, b""), Step(at + 20, key * 2 + 1)], at + S)
+        retained.observe(
+            [*life(key, at, at + S), Roster(at + 10, key * 2, b""), Step(at + 20, key * 2 + 1)],
+            at + S,
+        )
         retained.observe([Heartbeat(at + 10 * S)], at + 10 * S)
     assert keys(retained) == {2, 3}, "no step names the first any more"
 
@@ -134,7 +164,9 @@ def test_requests_that_are_over_and_named_are_bounded_and_steps_go_with_them() -
 
 def test_a_process_that_never_sees_the_front_end_forgets_at_the_finish() -> None:
     retained = Retained()
-    retained.observe([Queued(0, 1, "a"), Scheduled(1, 1, 0), Finished(2, 1, "stop"), Released(3, 1)], 4)
+    retained.observe(
+        [Queued(0, 1, "a"), Scheduled(1, 1, 0), Finished(2, 1, "stop"), Released(3, 1)], 4
+    )
     retained.observe([], LINGER + 2)
     assert keys(retained) == set()
 
@@ -166,20 +198,30 @@ def test_steps_are_kept_since_the_oldest_live_request_came() -> None:
     for n in range(10):
         if n == 4:
             retained.observe([Queued(n * 100 + 50, 1, "a")], 0)
-        retained.observe([Step(n * 100 + 1, n), StepDevice(n * 100 + 2, n), Roster(n * 100 + 3, n)], 0)
+        retained.observe(
+            [Step(n * 100 + 1, n), StepDevice(n * 100 + 2, n), Roster(n * 100 + 3, n)], 0
+        )
     steps = [event.n for event in told(retained, Step) if isinstance(event, Step)]
     rosters = [event.n for event in told(retained, Roster) if isinstance(event, Roster)]
     assert steps == [5, 6, 7, 8, 9] and rosters[0] == 4
     retained.observe([Finished(1000, 1, "stop")], 1000)
     retained.observe([Step(2000, 10), Roster(2001, 10), Step(2002, 11)], 10 * S)
     retained.observe([Roster(2003, 11)], 10 * S)
-    assert [event for event in retained.snapshot() if isinstance(event, (Step, Roster))] == [Roster(2003, 11)]
+    assert [event for event in retained.snapshot() if isinstance(event, (Step, Roster))] == [
+        Roster(2003, 11)
+    ]
 
 
 def test_a_roster_stands_before_the_steps_that_build_on_it() -> None:
     retained = Retained()
-    retained.observe([Queued(0, 1, "a"), Step(10, 1), Step(20, 2, end=15), Roster(30, 1), Step(40, 3)], 50)
-    order = [(type(event).__name__, event.n) for event in retained.snapshot() if isinstance(event, (Step, Roster))]
+    retained.observe(
+        [Queued(0, 1, "a"), Step(10, 1), Step(20, 2, end=15), Roster(30, 1), Step(40, 3)], 50
+    )
+    order = [
+        (type(event).__name__, event.n)
+        for event in retained.snapshot()
+        if isinstance(event, (Step, Roster))
+    ]
     assert order == [("Step", 1), ("Roster", 1), ("Step", 2), ("Step", 3)]
 
 
@@ -198,9 +240,17 @@ def test_steps_are_bounded_and_what_is_left_hangs_together() -> None:
 
 def test_a_roster_with_a_hole_after_it_is_not_told() -> None:
     retained = Retained(max_steps=5)
-    retained.observe([Queued(0, 1, "a"), Step(1, 1), Roster(2, 1), *(Step(3 + n, n) for n in range(2, 12))], 20)
+    retained.observe(
+        [Queued(0, 1, "a"), Step(1, 1), Roster(2, 1), *(Step(3 + n, n) for n in range(2, 12))], 20
+    )
     assert told(retained, Roster) == []
-    assert [event.n for event in retained.snapshot() if isinstance(event, Step)] == [7, 8, 9, 10, 11]
+    assert [event.n for event in retained.snapshot() if isinstance(event, Step)] == [
+        7,
+        8,
+        9,
+        10,
+        11,
+    ]
 
 
 def test_rosters_of_an_engine_that_stands_still_do_not_pile_up() -> None:
@@ -221,7 +271,9 @@ def test_too_many_live_requests_push_out_the_first_and_are_counted() -> None:
 def test_too_many_events_push_out_the_first_requests() -> None:
     retained = Retained(max_events=100)
     retained.observe([Queued(0, 1, "a")], 0)
-    retained.observe([Queued(1, 2, "b"), *(Preempted(t, 2, "recompute") for t in range(2, 99))], 100)
+    retained.observe(
+        [Queued(1, 2, "b"), *(Preempted(t, 2, "recompute") for t in range(2, 99))], 100
+    )
     assert keys(retained) == {1, 2}
     retained.observe([Preempted(99, 2, "recompute"), Preempted(100, 2, "recompute")], 100)
     assert keys(retained) == {2}
@@ -241,10 +293,16 @@ def test_text_of_all_requests_is_bounded_and_goes_from_the_oldest() -> None:
     for key in range(20):
         retained.observe([Queued(key, key, str(key)), Prompt(key, key, "x" * 50, 50, b"", 9)], key)
         retained.observe([Output(key, key, 0, "y" * 50)], key)
-    size = sum(len(event.text) for event in retained.snapshot() if isinstance(event, (Prompt, Output)))
+    size = sum(
+        len(event.text) for event in retained.snapshot() if isinstance(event, (Prompt, Output))
+    )
     assert size <= 1000
     prompts = [event for event in retained.snapshot() if isinstance(event, Prompt)]
-    assert len(prompts) == 20 and prompts[0] == Prompt(0, 0, "", 50, b"", 9) and prompts[-1].text == "x" * 50
+    assert (
+        len(prompts) == 20
+        and prompts[0] == Prompt(0, 0, "", 50, b"", 9)
+        and prompts[-1].text == "x" * 50
+    )
     assert retained.texts_dropped > 0
 
 

@@ -24,8 +24,13 @@ from engine_hooks.protocol.sockets import (
 
 def test_the_directory_follows_the_environment(tmp_path: Path) -> None:
     uid = os.geteuid()
-    assert search_directories({"TRACER_SOCKET_DIR": "/a/b", "XDG_RUNTIME_DIR": str(tmp_path)}) == [Path("/a/b")]
-    assert search_directories({"XDG_RUNTIME_DIR": str(tmp_path)}) == [tmp_path / "tracer", Path(f"/tmp/tracer-{uid}")]
+    assert search_directories({"TRACER_SOCKET_DIR": "/a/b", "XDG_RUNTIME_DIR": str(tmp_path)}) == [
+        Path("/a/b")
+    ]
+    assert search_directories({"XDG_RUNTIME_DIR": str(tmp_path)}) == [
+        tmp_path / "tracer",
+        Path(f"/tmp/tracer-{uid}"),
+    ]
     assert search_directories({"XDG_RUNTIME_DIR": "/no/such"}) == [Path(f"/tmp/tracer-{uid}")]
     assert search_directories({"TRACER_SOCKET_DIR": ""}) == [Path(f"/tmp/tracer-{uid}")]
     assert sockets.default_directory({"TRACER_SOCKET_DIR": "here"}) == Path.cwd() / "here"
@@ -55,14 +60,20 @@ def test_an_open_directory_is_refused_with_the_way_out(directory: Path) -> None:
 def test_a_link_or_a_file_is_no_socket_directory(directory: Path) -> None:
     (directory / "link").symlink_to(directory)
     (directory / "file").touch()
-    for name, words in (("link", "is a link"), ("file", "cannot make|not a directory"), ("file/x", "cannot make")):
+    for name, words in (
+        ("link", "is a link"),
+        ("file", "cannot make|not a directory"),
+        ("file/x", "cannot make"),
+    ):
         with pytest.raises(SocketError, match=words):
             private_directory(directory / name, create=True)
     with pytest.raises(SocketError, match="no socket directory"):
         private_directory(directory / "missing", create=False)
 
 
-def test_a_directory_of_another_user_is_refused(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_of_another_user_is_refused(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
     with pytest.raises(SocketError, match=f"belongs to uid {me}, not to uid {me + 1}"):
@@ -118,7 +129,13 @@ def test_a_full_queue_means_busy_not_dead(directory: Path) -> None:
 
 
 def test_only_our_names_are_listed(directory: Path) -> None:
-    for name in ("1-0123abcd.sock", "x-0123abcd.sock", "1-0123ABCD.sock", "1-0123abcd.sock.bak", ".1-0123abcd.new"):
+    for name in (
+        "1-0123abcd.sock",
+        "x-0123abcd.sock",
+        "1-0123ABCD.sock",
+        "1-0123abcd.sock.bak",
+        ".1-0123abcd.new",
+    ):
         (directory / name).touch()
     assert [path.name for path in scan(directory)] == ["1-0123abcd.sock"]
     assert scan(directory / "missing") == []

@@ -28,11 +28,24 @@ pytestmark = pytest.mark.slow
 
 FDS = Path("/proc/self/fd")
 HELLO = encode(
-    Hello(Header(SCHEMA_VERSION, "host:1:a", 1, "engine", "t", "host", clock.boot_id(), ClockAnchor.take()))
+    Hello(
+        Header(
+            SCHEMA_VERSION,
+            "host:1:a",
+            1,
+            "engine",
+            "t",
+            "host",
+            clock.boot_id(),
+            ClockAnchor.take(),
+        )
+    )
 )
 
 
-async def read(source: LiveSource | DirectorySource, until: Callable[[list[Delivery]], bool]) -> list[Delivery]:
+async def read(
+    source: LiveSource | DirectorySource, until: Callable[[list[Delivery]], bool]
+) -> list[Delivery]:
     """Deliveries of `source` up to the one after which `until` holds."""
     got: list[Delivery] = []
 
@@ -50,7 +63,9 @@ async def read(source: LiveSource | DirectorySource, until: Callable[[list[Deliv
 
 def gone(got: list[Delivery]) -> str:
     """Why the source said to have ended; empty while it did not."""
-    return next((event.reason for one in got for event in one.events if isinstance(event, SourceGone)), "")
+    return next(
+        (event.reason for one in got for event in one.events if isinstance(event, SourceGone)), ""
+    )
 
 
 def over(got: list[Delivery]) -> bool:
@@ -59,7 +74,9 @@ def over(got: list[Delivery]) -> bool:
 
 
 @asynccontextmanager
-async def peer(directory: Path, talk: Callable[[socket.socket], Awaitable[None]]) -> AsyncIterator[Path]:
+async def peer(
+    directory: Path, talk: Callable[[socket.socket], Awaitable[None]]
+) -> AsyncIterator[Path]:
     """A process's socket behind which `talk` does the talking, once."""
     listener, path = listen(directory, os.getpid(), "0123abcd")
 
@@ -178,8 +195,15 @@ async def test_a_process_that_stops_publishing_closed_the_connection(directory: 
         (random.Random(1).randbytes(100_000), "process"),
     ],
     ids=[
-        "nothing", "http", "oversized frame", "damaged introduction", "half an introduction", "half a batch",
-        "no introduction", "damaged batch", "noise",
+        "nothing",
+        "http",
+        "oversized frame",
+        "damaged introduction",
+        "half an introduction",
+        "half a batch",
+        "no introduction",
+        "damaged batch",
+        "noise",
     ],
 )
 async def test_hostile_peers_end_in_a_sentence(directory: Path, data: bytes, words: str) -> None:
@@ -263,18 +287,23 @@ async def test_a_second_source_of_the_same_name_is_refused(directory: Path) -> N
     assert sum(one.header is not None for one in got) == 1
 
 
-async def test_out_of_descriptors_a_viewer_keeps_what_it_has_and_joins_the_others_later(directory: Path) -> None:
-    """It took its empty-handed look at the folder for an empty folder, followed everything twice when it could look
-    again, and took a process that it had no descriptor for as gone."""
+async def test_out_of_descriptors_a_viewer_keeps_what_it_has_and_joins_the_others_later(
+    directory: Path,
+) -> None:
+    """It took its empty-handed look at the folder for an empty folder, followed everything twice
+    when it could look again, and took a process that it had no descriptor for as gone."""
     elsewhere = directory / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     with emitter(directory) as first, emitter(elsewhere) as second:
         seen: list[Delivery] = []
         source = DirectorySource(directory, poll_s=0.05)
-        reading = asyncio.create_task(read(source, lambda got: bool(seen.__setitem__(slice(None), got))))
+        reading = asyncio.create_task(
+            read(source, lambda got: bool(seen.__setitem__(slice(None), got)))
+        )
         while not any(one.events for one in seen):
             await asyncio.sleep(0.01)
-        await asyncio.to_thread(first.ask, "status")  # what that imports at its first use needs a descriptor too
+        # what that imports at its first use needs a descriptor too
+        await asyncio.to_thread(first.ask, "status")
         with no_descriptors():
             os.link(second.path, directory / second.path.name)
             await asyncio.sleep(0.6)
@@ -294,7 +323,9 @@ async def test_out_of_descriptors_a_viewer_keeps_what_it_has_and_joins_the_other
 def no_descriptors() -> Iterator[None]:
     """This process cannot open anything."""
     old = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(path.name) for path in FDS.iterdir()) + 2, old[1]))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (max(int(path.name) for path in FDS.iterdir()) + 2, old[1])
+    )
     taken = []
     try:
         with suppress(OSError):
@@ -314,8 +345,13 @@ def test_discover_lists_the_living_and_removes_the_dead(directory: Path) -> None
     (directory / ".4000000-0123abcd.new").touch()
     with emitter(directory) as one, emitter(directory) as two:
         found = discover(directory)
-        assert [(it.pid, it.path) for it in found] == sorted([(one.pid, one.path), (two.pid, two.path)])
-        assert {it.header.source for it in found if it.header is not None} == {one.source, two.source}
+        assert [(it.pid, it.path) for it in found] == sorted(
+            [(one.pid, one.path), (two.pid, two.path)]
+        )
+        assert {it.header.source for it in found if it.header is not None} == {
+            one.source,
+            two.source,
+        }
         assert not path.exists() and not (directory / ".4000000-0123abcd.new").exists()
     assert discover(directory) == []
 
@@ -330,13 +366,20 @@ def test_discover_says_what_is_wrong_with_a_process(directory: Path) -> None:
         finally:
             os.kill(stopped.pid, signal.SIGCONT)
         silence = "does not answer"
-        expected = [Found(path, os.getpid(), problem=silence), Found(stopped.path, stopped.pid, problem=silence)]
+        expected = [
+            Found(path, os.getpid(), problem=silence),
+            Found(stopped.path, stopped.pid, problem=silence),
+        ]
         assert found == sorted(expected, key=lambda it: it.pid)
 
 
 async def test_discover_is_not_fooled_by_noise(directory: Path) -> None:
-    for data, words in ((b"HTTP/1.1 200 OK\r\n", "not a tracer stream"), (encode(Batch(0, [])), "did not introduce"),
-                        (b"", "hung up"), (struct.pack("<I", 10**6) + b"x" * 10**6, "talks too much")):  # fmt: skip
+    for data, words in (
+        (b"HTTP/1.1 200 OK\r\n", "not a tracer stream"),
+        (encode(Batch(0, [])), "did not introduce"),
+        (b"", "hung up"),
+        (struct.pack("<I", 10**6) + b"x" * 10**6, "talks too much"),
+    ):
         async with peer(directory, saying(data)):
             [found] = await asyncio.to_thread(discover, directory)
         assert found.header is None and words in found.problem

@@ -17,7 +17,8 @@ def busy() -> Timeline:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of the tests' own: what is kept on this machine must not change what a screen shows."""
+    """A cache folder of the tests' own: what is kept on this machine must not change what a screen
+    shows."""
     folder = tmp_path_factory.getbasetemp() / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     return folder

@@ -6,10 +6,15 @@ import re
 from typing import Final
 
 MARKS: Final = {
-    "1": r"id[▲▼]", "2": "─ twelve stages ─", "3": "─ figures of all requests ─", "4": "─ findings ─",
-    "5": "─ twelve stages, modelled ─", "6": "^ Compare .*", "7": "^ +1 +2 +3 +4 +5 +6 +7 +8 +9 +10 +11 +12 *$",
+    "1": r"id[▲▼]",
+    "2": "─ twelve stages ─",
+    "3": "─ figures of all requests ─",
+    "4": "─ findings ─",
+    "5": "─ twelve stages, modelled ─",
+    "6": "^ Compare .*",
+    "7": "^ +1 +2 +3 +4 +5 +6 +7 +8 +9 +10 +11 +12 *$",
     "?": "^─ help ─",
-}  # fmt: skip
+}
 """By the key that leads there."""
 
 

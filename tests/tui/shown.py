@@ -1,4 +1,5 @@
-"""Shows a timeline on the terminal it is started on: ``python -m tests.tui.shown [--crash | --noise]``."""
+"""Shows a timeline on the terminal it is started on: ``python -m tests.tui.shown [--crash |
+--noise]``."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from tracer.tui.app import TracerApp
 
 
 def main() -> int:
-    """Run until the user quits; with ``--crash`` a key raises inside the app, with ``--noise`` each frame warns, logs
-    and prints."""
+    """Run until the user quits; with ``--crash`` a key raises inside the app, with ``--noise`` each
+    frame warns, logs and prints."""
     timeline = Timeline(40, rate=9.0, ids="req_{}_中[/red]")
     app = TracerApp(FixedFeed(timeline.events, START + 5 * NS_PER_S))
     if "--crash" in sys.argv:

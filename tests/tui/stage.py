@@ -1,4 +1,5 @@
-"""A feed over a timeline with a clock that stands still until a test moves it, apps on it, and what a terminal sees."""
+"""A feed over a timeline with a clock that stands still until a test moves it, apps on it, and what
+a terminal sees."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ stillness.install()
 class FixedFeed:
     """Events up to an instant that only `advance` moves."""
 
-    def __init__(self, events: Iterable[Event], at: int, *, status: str = "● LIVE", announce: bool = True) -> None:
+    def __init__(
+        self, events: Iterable[Event], at: int, *, status: str = "● LIVE", announce: bool = True
+    ) -> None:
         self.state = TraceState(keep_finished=10_000)
         if announce:
             self.state.add_source(HEADER)
@@ -59,7 +62,8 @@ class FixedFeed:
 
 
 def app_at(timeline: Timeline, at: int, **options: Any) -> TracerApp:
-    """An app that shows a timeline at an instant, with a look that does not depend on the terminal of the test."""
+    """An app that shows a timeline at an instant, with a look that does not depend on the terminal
+    of the test."""
     return app_on(FixedFeed(timeline.events, at), **options)
 
 
@@ -86,7 +90,9 @@ async def flushed(pilot: Pilot[Any]) -> None:
     await settle(pilot)
     screen = pilot.app.screen
     for _ in range(200):
-        if not (screen._dirty_widgets or compositor_of(screen)._dirty_regions or screen._layout_required):
+        if not (
+            screen._dirty_widgets or compositor_of(screen)._dirty_regions or screen._layout_required
+        ):
             return
         await pilot.pause(0.01)
     raise AssertionError("the screen never comes to rest")
@@ -153,5 +159,10 @@ def repainted(app: TracerApp) -> Terminal:
     """A fresh terminal that was sent the whole screen at once."""
     terminal = Terminal(*app.size)
     terminal.feed("\x1b[2J\x1b[H")
-    terminal.feed(compositor_of(app.screen).render_full_update().render_segments(app.console).replace("\n", ""))
+    terminal.feed(
+        compositor_of(app.screen)
+        .render_full_update()
+        .render_segments(app.console)
+        .replace("\n", "")
+    )
     return terminal

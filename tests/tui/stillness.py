@@ -1,8 +1,9 @@
 """When an app under test has nothing left to do, told by its event loop.
 
-Textual's pilot looks at the processor's clock for it: that takes at least 20 ms a key, and on a busy machine, or beside
-a thread that works, up to a second, after which it goes on whether the app has come to rest or not. With each pause it
-also paints the screen in front, even one that never would by itself.
+Textual's pilot looks at the processor's clock for it: that takes at least 20 ms a key, and on a
+busy machine, or beside a thread that works, up to a second, after which it goes on whether the app
+has come to rest or not. With each pause it also paints the screen in front, even one that never
+would by itself.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ PATIENCE_S = 30.0
 
 
 async def at_rest(*_seconds: float) -> None:
-    """Return when the loop has nothing to run, no thread of its works, and what was drawn is on the screen: all that
-    follows is started by a timer, another program or the test. (Stands for a function that is told how long to wait.)
+    """Return when the loop has nothing to run, no thread of its works, and what was drawn is on the
+    screen: all that follows is started by a timer, another program or the test. (Stands for a
+    function that is told how long to wait.)
     """
     loop: Any = asyncio.get_running_loop()
     deadline = time.monotonic() + PATIENCE_S
@@ -47,8 +49,8 @@ def _working(executor: ThreadPoolExecutor | None) -> bool:
 
 
 def _painted() -> bool:
-    """Do what waits for the next turn of the screens, in front or behind, or for a moment without another size; whether
-    there was something."""
+    """Do what waits for the next turn of the screens, in front or behind, or for a moment without
+    another size; whether there was something."""
     running: Any = active_app.get()
     done = running._resize_timer is not None
     if done:
@@ -57,7 +59,8 @@ def _painted() -> bool:
         if not screen.is_running or running._batch_count:
             continue
         turns = screen._update_timer
-        if turns._task is not None and turns._active.is_set():  # without a task they have ended, with the screen
+        # without a task they have ended, with the screen
+        if turns._task is not None and turns._active.is_set():
             screen._on_timer_update()
             done = True
     return done

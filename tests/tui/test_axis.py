@@ -61,7 +61,9 @@ def test_zooming_by_hand_lasts_until_it_is_given_back() -> None:
 
 
 @given(st.lists(st.integers(0, 10**13).map(lambda ns: ns / 1e6), max_size=30), st.integers(0, 200))
-def test_elastic_columns_fill_the_width_and_hide_nothing(durations: list[float], width: int) -> None:
+def test_elastic_columns_fill_the_width_and_hide_nothing(
+    durations: list[float], width: int
+) -> None:
     columns = elastic_widths(durations, width)
     alive = [index for index, duration in enumerate(durations) if duration > 0]
     if not any(columns):
@@ -94,4 +96,10 @@ def test_plots_reach_their_top_and_show_the_smallest_value() -> None:
     rises = " ▁▂▃▄▅▆▇█"
     assert plot([8.0, 0.01, None, 4.0], rises, 1, 8.0) == ["█▁ ▄"]
     assert plot([8.0, 4.0], rises, 2, 8.0) == ["█ ", "██"]
-    assert [nice_top(value) for value in (0.0, 0.3, 7.0, 51.0, 100.0)] == [1.0, 0.5, 10.0, 100.0, 100.0]
+    assert [nice_top(value) for value in (0.0, 0.3, 7.0, 51.0, 100.0)] == [
+        1.0,
+        0.5,
+        10.0,
+        100.0,
+        100.0,
+    ]

@@ -1,4 +1,5 @@
-"""Bars: edges where they are in time, waits with a texture, short stages neither blown up nor lost."""
+"""Bars: edges where they are in time, waits with a texture, short stages neither blown up nor
+lost."""
 
 from __future__ import annotations
 
@@ -21,7 +22,11 @@ def text_of(bars: Bars, stretches: list[Stretch], **options: object) -> str:
 
 @given(
     st.lists(
-        st.tuples(st.integers(-50, 300), st.integers(-50, 300), st.sampled_from([1, 4, 4 | WAIT, 7, 11, 13])),
+        st.tuples(
+            st.integers(-50, 300),
+            st.integers(-50, 300),
+            st.sampled_from([1, 4, 4 | WAIT, 7, 11, 13]),
+        ),
         max_size=8,
     ),
     st.integers(0, 40),
@@ -32,7 +37,13 @@ def test_a_bar_is_as_wide_as_asked_for(
     parts: list[tuple[int, int, int]], width: int, look: Look, keep_short: bool
 ) -> None:
     bars = Bars(look, width, "  |")
-    drawn = bars.draw([Stretch(*part) for part in parts], marks=[(3, "x")], head=5, cut=True, keep_short=keep_short)
+    drawn = bars.draw(
+        [Stretch(*part) for part in parts],
+        marks=[(3, "x")],
+        head=5,
+        cut=True,
+        keep_short=keep_short,
+    )
     assert sum(cell_width(segment.text) for segment in drawn) == width
 
 
@@ -55,7 +66,10 @@ def test_two_stages_share_a_cell_with_their_colours_side_by_side() -> None:
 def test_waiting_is_drawn_lightly() -> None:
     for look in LOOKS:
         bars = Bars(look, 2)
-        assert text_of(bars, [Stretch(0, bars.units, int(Stage.ADMISSION) | WAIT)]) == look.glyphs.wait * 2
+        assert (
+            text_of(bars, [Stretch(0, bars.units, int(Stage.ADMISSION) | WAIT)])
+            == look.glyphs.wait * 2
+        )
 
 
 def test_a_stage_shorter_than_an_eighth_is_dropped_unless_it_is_all_there_is_or_asked_for() -> None:

@@ -1,4 +1,5 @@
-"""The Budget screen: sliders by keys and mouse, figures that follow, and what was measured beside them."""
+"""The Budget screen: sliders by keys and mouse, figures that follow, and what was measured beside
+them."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ async def at_budget(pilot: Pilot[Any]) -> BudgetScreen:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
-async def test_without_an_engine_it_shows_the_reference_with_what_binds(size: tuple[int, int]) -> None:
+async def test_without_an_engine_it_shows_the_reference_with_what_binds(
+    size: tuple[int, int],
+) -> None:
     app = budget_app()
     async with app.run_test(size=size) as pilot:
         await at_budget(pilot)
@@ -141,7 +144,10 @@ async def test_it_starts_from_the_traced_engine_with_the_measured_beside() -> No
         assert desk.traced is not None
         view = desk.traced[1]
         assert view.id == app.live.listing.chosen_id
-        assert (desk.workload.prompt, desk.workload.output) == (view.prompt_tokens, view.output_tokens)
+        assert (desk.workload.prompt, desk.workload.output) == (
+            view.prompt_tokens,
+            view.output_tokens,
+        )
         assert desk.pool_bytes == 256 * 16 * 23_040
         text = text_of(app)
         assert "modelled as traced" in text
@@ -155,7 +161,9 @@ async def test_it_starts_from_the_traced_engine_with_the_measured_beside() -> No
         assert "modelled as traced" in text_of(app)
 
 
-async def test_of_an_engine_on_an_unknown_device_the_preset_stays_and_the_reason_is_said(busy: Timeline) -> None:
+async def test_of_an_engine_on_an_unknown_device_the_preset_stays_and_the_reason_is_said(
+    busy: Timeline,
+) -> None:
     app = app_at(busy, AT)
     async with app.run_test(size=(120, 40)) as pilot:
         await settle(pilot)
@@ -194,7 +202,9 @@ async def test_every_part_paints_rows_of_its_width() -> None:
                 for width in (*range(1, 30, 4), *range(30, 200, 17)):
                     for height in (1, 14, 30):
                         for row in part.paint(width, height)[:height]:
-                            assert sum(cell_width(segment.text) for segment in row) == width, f"{part.id} at {width}"
+                            assert sum(cell_width(segment.text) for segment in row) == width, (
+                                f"{part.id} at {width}"
+                            )
 
 
 async def test_a_move_redraws_well_within_50_ms_of_work() -> None:
@@ -213,7 +223,7 @@ async def test_a_move_redraws_well_within_50_ms_of_work() -> None:
         assert sorted(times)[len(times) // 2] < 0.05
 
 
-# --- the desk ---------------------------------------------------------------------------------------------------------
+# --- the desk -------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 50), st.integers(50, 2_000_000))
@@ -225,9 +235,19 @@ def test_a_ladder_is_round_ordered_and_reaches_both_ends(least: int, most: int) 
     assert all(after / before < 2.01 for before, after in pairwise(stops) if before >= 1)
 
 
-@given(st.lists(st.tuples(st.sampled_from(DIALS), st.sampled_from(["step", "place", "set", "load", "model"]),
-                          st.integers(-40, 40)), max_size=12))  # fmt: skip
-def test_no_way_to_move_the_sliders_leads_to_what_cannot_be(moves: list[tuple[Any, str, int]]) -> None:
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(DIALS),
+            st.sampled_from(["step", "place", "set", "load", "model"]),
+            st.integers(-40, 40),
+        ),
+        max_size=12,
+    )
+)
+def test_no_way_to_move_the_sliders_leads_to_what_cannot_be(
+    moves: list[tuple[Any, str, int]],
+) -> None:
     desk = Desk()
     for dial, how, amount in moves:
         match how:

@@ -97,5 +97,9 @@ def test_wrapping_loses_nothing_but_the_spaces_at_breaks(text: str, width: int) 
 
 def test_special_tokens_are_picked_out() -> None:
     rows = wrap("<|im_start|>user\nhi</s>", 40, RED, BLUE, "$")
-    assert [(s.text, s.style) for s in rows[0]] == [("<|im_start|>", BLUE), ("user", RED), ("$", BLUE)]
+    assert [(s.text, s.style) for s in rows[0]] == [
+        ("<|im_start|>", BLUE),
+        ("user", RED),
+        ("$", BLUE),
+    ]
     assert [(s.text, s.style) for s in rows[1]] == [("hi", RED), ("</s>", BLUE)]

@@ -1,4 +1,5 @@
-"""The Compare screen: what is compared, that it is labelled, and that every key does what it says."""
+"""The Compare screen: what is compared, that it is labelled, and that every key does what it
+says."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ CALM = {"drift": 0.02, "requests": 80}
 
 def given(*columns: Traffic, look: Look | None = None) -> CompareApp:
     """The app that ``tracer compare --screen`` shows."""
-    traces = [trace_of_views(f"{'abc'[k]}.trace", traffic.views(k + 1)) for k, traffic in enumerate(columns)]
+    traces = [
+        trace_of_views(f"{'abc'[k]}.trace", traffic.views(k + 1))
+        for k, traffic in enumerate(columns)
+    ]
     return CompareApp(traces, TraceState(), look=look or Look(DARK, UNICODE))
 
 
@@ -37,7 +41,11 @@ async def answered(pilot: Any) -> CompareScreen:
     for _ in range(1000):
         await settle(pilot)
         screen = pilot.app.screen
-        if isinstance(screen, CompareScreen) and not screen.working and (screen.comparison or screen.trouble):
+        if (
+            isinstance(screen, CompareScreen)
+            and not screen.working
+            and (screen.comparison or screen.trouble)
+        ):
             await settle(pilot)
             return screen
         await asyncio.sleep(0.01)
@@ -180,7 +188,9 @@ async def test_a_mark_divides_what_came_before_from_what_comes_after(busy: Timel
         assert "first against second half" in rows_of(app)[0]
 
 
-async def test_a_file_that_is_named_is_compared_with_what_is_shown(busy: Timeline, tmp_path: Path) -> None:
+async def test_a_file_that_is_named_is_compared_with_what_is_shown(
+    busy: Timeline, tmp_path: Path
+) -> None:
     path = recorded(tmp_path / "base.trace")
     app = app_at(busy, busy.end)
     async with app.run_test(size=(120, 40), notifications=True) as pilot:
@@ -201,7 +211,10 @@ async def test_a_file_that_is_named_is_compared_with_what_is_shown(busy: Timelin
         screen = await answered(pilot)
         assert "base.trace against this trace" in rows_of(app)[0]
         assert screen.pair is not None
-        assert any("other model" in warning or "other engine" in warning for warning in screen.pair.warnings)
+        assert any(
+            "other model" in warning or "other engine" in warning
+            for warning in screen.pair.warnings
+        )
         assert "other engine" in text_of(app)
 
 
@@ -227,7 +240,9 @@ async def test_an_empty_trace_is_no_error() -> None:
 
 
 async def test_names_from_outside_are_shown_inert() -> None:
-    traces = [trace_of_views(name, Traffic(requests=20).views(1)) for name in ("\x1b[31mred[/]\n", "b")]
+    traces = [
+        trace_of_views(name, Traffic(requests=20).views(1)) for name in ("\x1b[31mred[/]\n", "b")
+    ]
     app = CompareApp(traces, TraceState(), look=Look(DARK, UNICODE))
     async with app.run_test(size=(160, 40)) as pilot:
         await answered(pilot)
@@ -235,7 +250,9 @@ async def test_names_from_outside_are_shown_inert() -> None:
 
 
 def test_its_keys_are_none_of_the_apps() -> None:
-    ours = {key for b in CompareScreen.BINDINGS if isinstance(b, Binding) for key in b.key.split(",")}
+    ours = {
+        key for b in CompareScreen.BINDINGS if isinstance(b, Binding) for key in b.key.split(",")
+    }
     for kind in (TracerApp, ReplayApp):
         theirs = {key for b in kind.BINDINGS if isinstance(b, Binding) for key in b.key.split(",")}
         assert not ours & theirs

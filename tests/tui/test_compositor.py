@@ -1,4 +1,5 @@
-"""Partial updates draw the same screen as a full repaint, with fewer bytes; and Textual's own way stays as fallback."""
+"""Partial updates draw the same screen as a full repaint, with fewer bytes; and Textual's own way
+stays as fallback."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def capturing(feed: FixedFeed, **options: Any) -> Any:
 LOOKS = {"dark": Look(DARK, UNICODE), "ansi": Look(ANSI16, UNICODE), "mono": Look(MONO, ASCII)}
 
 
-@pytest.mark.parametrize("size", [pytest.param((200, 60), marks=pytest.mark.slow), (80, 24), (37, 11)])
+@pytest.mark.parametrize(
+    "size", [pytest.param((200, 60), marks=pytest.mark.slow), (80, 24), (37, 11)]
+)
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("stock", [False, True])
 async def test_incremental_screen_equals_a_forced_repaint(
@@ -58,7 +61,9 @@ async def test_incremental_screen_equals_a_forced_repaint(
         for step in range(36):
             feed.advance(feed.now() + draw.choice([30, 100, 400]) * NS_PER_MS)
             if step % 6 == 5:
-                await pilot.press(draw.choice(["up", "down", "s", "f", "v", "m", "a", "pageup", "space"]))
+                await pilot.press(
+                    draw.choice(["up", "down", "s", "f", "v", "m", "a", "pageup", "space"])
+                )
             await pilot.pause()
             app.screen.draw()
             await pilot.pause()
@@ -177,18 +182,30 @@ def test_two_cell_glyphs_are_never_cut() -> None:
     assert compositor.whole_glyphs(strip, 0, 2) == (0, 2)
 
 
-@pytest.mark.parametrize("system", [ColorSystem.TRUECOLOR, ColorSystem.EIGHT_BIT, ColorSystem.STANDARD])
+@pytest.mark.parametrize(
+    "system", [ColorSystem.TRUECOLOR, ColorSystem.EIGHT_BIT, ColorSystem.STANDARD]
+)
 def test_styles_said_once_mean_the_same_as_styles_said_each_time(system: ColorSystem) -> None:
     styles = [
-        Style(color="#2f99fa", bgcolor="#0d1117"), Style(color="#dd7408", bgcolor="#0d1117", bold=True),
-        Style(color="red"), Style(bold=True, reverse=True), Style(), None, Style(bgcolor="#141b24", underline=True),
         Style(color="#2f99fa", bgcolor="#0d1117"),
-    ]  # fmt: skip
+        Style(color="#dd7408", bgcolor="#0d1117", bold=True),
+        Style(color="red"),
+        Style(bold=True, reverse=True),
+        Style(),
+        None,
+        Style(bgcolor="#141b24", underline=True),
+        Style(color="#2f99fa", bgcolor="#0d1117"),
+    ]
     draw = random.Random(3)
     console = Console(force_terminal=True, color_system="truecolor")
     console._color_system = system
     for _ in range(50):
-        strip = Strip([Segment(draw.choice("abc█░") * draw.randint(1, 4), draw.choice(styles)) for _ in range(6)])
+        strip = Strip(
+            [
+                Segment(draw.choice("abc█░") * draw.randint(1, 4), draw.choice(styles))
+                for _ in range(6)
+            ]
+        )
         pen = compositor._Pen(system)
         pen.draw(strip, 0, 0, 0, strip.cell_length)
         ours, theirs = Terminal(40, 1), Terminal(40, 1)

@@ -26,11 +26,31 @@ AT = START + 9_500 * NS_PER_MS
 GIB = 1024**3
 H200 = Reading(
     "cuda:0",
-    (Gpu(0, "NVIDIA H200", 0.93, 120 * GIB, 141 * GIB, 1_755, 1_980, 612.0, 700.0, 61),
-     Gpu(1, "NVIDIA H200", 0.91, 118 * GIB, 141 * GIB, 1_980, 1_980, 580.0, 700.0, 58, ("power cap",))),
-    1.42, 6 * GIB, None, Achieved(213e12, 3.6e12, 0.97, 500), DEVICES["h200"],
-)  # fmt: skip
-CPU = Reading("cpu", (), 1.03, 879 * 1024**2, Throttling(2.0, 0.18, 4.0), Achieved(41.2e9, 9.8e9, 0.93, 60))
+    (
+        Gpu(0, "NVIDIA H200", 0.93, 120 * GIB, 141 * GIB, 1_755, 1_980, 612.0, 700.0, 61),
+        Gpu(
+            1,
+            "NVIDIA H200",
+            0.91,
+            118 * GIB,
+            141 * GIB,
+            1_980,
+            1_980,
+            580.0,
+            700.0,
+            58,
+            ("power cap",),
+        ),
+    ),
+    1.42,
+    6 * GIB,
+    None,
+    Achieved(213e12, 3.6e12, 0.97, 500),
+    DEVICES["h200"],
+)
+CPU = Reading(
+    "cpu", (), 1.03, 879 * 1024**2, Throttling(2.0, 0.18, 4.0), Achieved(41.2e9, 9.8e9, 0.93, 60)
+)
 
 
 class Fixed(HardwareGauge):
@@ -64,8 +84,17 @@ async def test_a_gpu_beside_what_it_could_do(busy: Timeline) -> None:
     app = app_with(busy, H200)
     async with app.run_test(size=(200, 60)) as pilot:
         row = await device_row(app, pilot)
-    for words in ("slowed by power cap", "NVIDIA H200 ×2", "busy 97 %", "compute 213 TFLOP/s", "22 % of peak",
-                  "memory 3.60 TB/s", "75 % of peak", "kernels 92 %", "HBM 238 GiB of 282 GiB"):  # fmt: skip
+    for words in (
+        "slowed by power cap",
+        "NVIDIA H200 ×2",
+        "busy 97 %",
+        "compute 213 TFLOP/s",
+        "22 % of peak",
+        "memory 3.60 TB/s",
+        "75 % of peak",
+        "kernels 92 %",
+        "HBM 238 GiB of 282 GiB",
+    ):
         assert words in row, (words, row)
 
 
@@ -73,13 +102,22 @@ async def test_a_cpu_with_its_cores_and_what_holds_it_back(busy: Timeline) -> No
     app = app_with(busy, CPU)
     async with app.run_test(size=(160, 40)) as pilot:
         row = await device_row(app, pilot)
-    for words in ("cpu", "throttled 18 %", "cores 1.03 of 2.0", "RSS 879 MiB", "compute 41.2 GFLOP/s", "busy 93 %"):
+    for words in (
+        "cpu",
+        "throttled 18 %",
+        "cores 1.03 of 2.0",
+        "RSS 879 MiB",
+        "compute 41.2 GFLOP/s",
+        "busy 93 %",
+    ):
         assert words in row, (words, row)
     assert "of peak" not in row, "nobody knows its peak here"
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 30), (20, 30), (200, 60)])
-async def test_items_without_room_are_left_out_whole(busy: Timeline, width: int, height: int) -> None:
+async def test_items_without_room_are_left_out_whole(
+    busy: Timeline, width: int, height: int
+) -> None:
     app = app_with(busy, H200)
     async with app.run_test(size=(width, height)) as pilot:
         row = await device_row(app, pilot)
@@ -120,13 +158,17 @@ async def test_what_the_engine_told_is_shown_wherever_it_ran(busy: Timeline) -> 
     assert "of peak" not in row and "throttled" not in row
 
 
-async def test_an_alert_stands_in_the_banner_while_it_fires_and_in_the_log_for_good(busy: Timeline) -> None:
+async def test_an_alert_stands_in_the_banner_while_it_fires_and_in_the_log_for_good(
+    busy: Timeline,
+) -> None:
     feed = FixedFeed(busy.events, AT)
     log = EventLog()
     app = app_on(feed, log=log, look=Look(DARK))
     app.outlets = Outlets(app.say)
     app.outlets.on_news = app.tell
-    app.outlets.alerts = Alerts([Alert("many [red]live[/]\x1b", parse("live>0"), severity="critical")])
+    app.outlets.alerts = Alerts(
+        [Alert("many [red]live[/]\x1b", parse("live>0"), severity="critical")]
+    )
     async with app.run_test(size=(120, 40)) as pilot:
         app.outlets.look(feed.state, AT)
         await pilot.press("l")
@@ -139,13 +181,24 @@ async def test_an_alert_stands_in_the_banner_while_it_fires_and_in_the_log_for_g
         app.outlets.look(feed.state, feed.now())
         await settle(pilot)
         assert "resolved after" in text_of(app)
-        assert not [notice for notice in app.notices(feed.state.snapshot()) if notice.text.startswith("alert")]
+        assert not [
+            notice
+            for notice in app.notices(feed.state.snapshot())
+            if notice.text.startswith("alert")
+        ]
     assert len(log.lines) == 2
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0 "), (812, "812 "), (12_300, "12.3 k"), (9.8e9, "9.80 G"), (989e12, "989 T"), (1e21, "1,000 E")],
+    [
+        (0, "0 "),
+        (812, "812 "),
+        (12_300, "12.3 k"),
+        (9.8e9, "9.80 G"),
+        (989e12, "989 T"),
+        (1e21, "1,000 E"),
+    ],
 )
 def test_magnitudes_have_three_digits(value: float, text: str) -> None:
     assert magnitude(value) == text

@@ -1,4 +1,5 @@
-"""The Diagnosis screen: what was found live and in a recording, its evidence, and where its keys lead."""
+"""The Diagnosis screen: what was found live and in a recording, its evidence, and where its keys
+lead."""
 
 from __future__ import annotations
 
@@ -108,9 +109,14 @@ async def opened(pilot: Any, app: TracerApp) -> DiagnosisScreen:
     return app.screen
 
 
-@pytest.mark.parametrize(("size", "look_of"), [
-    ((80, 24), Look(DARK, UNICODE)), ((200, 60), Look(DARK, UNICODE)), ((120, 40), Look(MONO, ASCII)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("size", "look_of"),
+    [
+        ((80, 24), Look(DARK, UNICODE)),
+        ((200, 60), Look(DARK, UNICODE)),
+        ((120, 40), Look(MONO, ASCII)),
+    ],
+)
 async def test_a_finding_is_shown_with_stage_time_lost_begin_and_what_to_check(
     record: Told, size: tuple[int, int], look_of: Look
 ) -> None:
@@ -122,7 +128,13 @@ async def test_a_finding_is_shown_with_stage_time_lost_begin_and_what_to_check(
         finding = app.diagnosis.findings[0]
         assert finding.rule == "sampler"
         row = next(row for row in rows_of(app) if f"{finding.lost_ms:,.0f} ms" in row)
-        assert "sampler" in row and "9 sample" in row and "90%" in row and "0:20" in row and "now" in row
+        assert (
+            "sampler" in row
+            and "9 sample" in row
+            and "90%" in row
+            and "0:20" in row
+            and "now" in row
+        )
         assert "stage 9, sample: sampling takes" in text
         assert "logprobs, penalties" in text
         assert "SAMPLER_MS 5 ms a step" in text
@@ -161,7 +173,9 @@ async def test_nothing_wrong_is_said_in_words(record: Told) -> None:
         assert isinstance(app.screen, DiagnosisScreen)
 
 
-async def test_a_new_finding_is_told_once_on_the_live_screen_and_stays_among_the_keys(record: Told) -> None:
+async def test_a_new_finding_is_told_once_on_the_live_screen_and_stays_among_the_keys(
+    record: Told,
+) -> None:
     app = live_app(LabFeed(record, 50))
     async with app.run_test(size=(120, 30)) as pilot:
         await settle(pilot)
@@ -236,7 +250,9 @@ async def test_without_anything_kept_e_says_so(record: Told) -> None:
         assert "nothing is kept here" in text_of(app)
 
 
-async def test_a_rule_that_fails_is_told_and_ends_nothing(record: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rule_that_fails_is_told_and_ends_nothing(
+    record: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tracer.tui.watch.LOOK_S", 0.01)
 
     def broken(self: LiveDiagnosis, evidence: object) -> Diagnosis:
@@ -253,7 +269,7 @@ async def test_a_rule_that_fails_is_told_and_ends_nothing(record: Told, monkeypa
         assert "the diagnosis failed: ZeroDivisionError: a defect" in text_of(app)
 
 
-# --- a recording -----------------------------------------------------------------------------------------------------
+# --- a recording ----------------------------------------------------------------------------------
 
 
 def replayed(trace: Path, diagnose_it: Any) -> ReplayApp:
@@ -279,7 +295,9 @@ def by_hand(trace: Path) -> Any:
     return of_file
 
 
-async def test_a_recording_is_diagnosed_when_somebody_looks_and_enter_goes_to_the_time(trace: Path) -> None:
+async def test_a_recording_is_diagnosed_when_somebody_looks_and_enter_goes_to_the_time(
+    trace: Path,
+) -> None:
     app = replayed(trace, by_hand(trace))
     async with app.run_test(size=(120, 40)) as pilot:
         await opened(pilot, app)
@@ -300,7 +318,9 @@ async def test_a_recording_is_diagnosed_when_somebody_looks_and_enter_goes_to_th
         assert isinstance(app.screen, RequestScreen)
 
 
-async def test_a_finding_opens_nothing_over_a_screen_to_which_the_user_went_meanwhile(record: Told) -> None:
+async def test_a_finding_opens_nothing_over_a_screen_to_which_the_user_went_meanwhile(
+    record: Told,
+) -> None:
     app = live_app(LabFeed(record, 50))
     arrived = asyncio.Event()
 
@@ -380,5 +400,9 @@ def test_an_excerpt_is_whole_from_its_first_event_on(trace: Path, tmp_path: Path
             for event in delivery.events:
                 state.apply(delivery.source, event)
     assert state.unknown == 0
-    running = [request for request in state.requests.order if request.first_seen < begin and not request.incomplete]
+    running = [
+        request
+        for request in state.requests.order
+        if request.first_seen < begin and not request.incomplete
+    ]
     assert running and all(request.received is not None for request in running)

@@ -1,4 +1,5 @@
-"""Expected values on the screens: a tick on the bars, a column of figures, and the reason where there are none."""
+"""Expected values on the screens: a tick on the bars, a column of figures, and the reason where
+there are none."""
 
 from __future__ import annotations
 
@@ -30,7 +31,11 @@ def on_l4() -> Timeline:
 
 
 async def request_screen(pilot: object, app: object) -> RequestScreen:
-    view = next(view for view in app.feed.state.snapshot().requests if view.closed and view.output_tokens > 20)  # type: ignore[attr-defined]
+    view = next(
+        view
+        for view in app.feed.state.snapshot().requests
+        if view.closed and view.output_tokens > 20
+    )  # type: ignore[attr-defined]
     app.open_request(view)  # type: ignore[attr-defined]
     await settle(pilot)  # type: ignore[arg-type]
     screen = app.screen  # type: ignore[attr-defined]
@@ -72,14 +77,19 @@ async def test_a_chosen_stage_tells_how_far_off_it_is(on_l4: Timeline) -> None:
         assert re.search(r"expected [\d.,]+ ms, took [\d.,]+ times as long", text_of(app))
 
 
-async def test_without_a_known_device_there_is_no_tick_and_the_reason_is_said(busy: Timeline) -> None:
+async def test_without_a_known_device_there_is_no_tick_and_the_reason_is_said(
+    busy: Timeline,
+) -> None:
     app = app_on(FixedFeed(busy.events, AT))
     async with app.run_test(size=(120, 44)) as pilot:
         await settle(pilot)
         assert not app.live.waterfall.ticks
         await request_screen(pilot, app)
         text = text_of(app)
-        assert "no expected values: this processor is not measured yet: tracer budget --device cpu does it once" in text
+        assert (
+            "no expected values: this processor is not measured yet: tracer budget --device cpu "
+            "does it once" in text
+        )
         assert TICK not in text
 
 
@@ -96,7 +106,9 @@ async def test_a_processor_that_was_measured_once_is_enough(busy: Timeline, cach
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60)])
-async def test_bars_of_the_list_carry_ticks_and_a_word_explains_them(on_l4: Timeline, size: tuple[int, int]) -> None:
+async def test_bars_of_the_list_carry_ticks_and_a_word_explains_them(
+    on_l4: Timeline, size: tuple[int, int]
+) -> None:
     app = app_on(FixedFeed(on_l4.events, AT))
     async with app.run_test(size=size) as pilot:
         await settle(pilot)
@@ -104,11 +116,15 @@ async def test_bars_of_the_list_carry_ticks_and_a_word_explains_them(on_l4: Time
         rows = [row for row in rows_of(app) if row.lstrip(" ▌").startswith("req_")]
         assert len(rows) > 10
         assert sum(TICK in row for row in rows) > len(rows) // 2
-        legend = next(row for row in rows_of(app) if "█recv" in row or "▌recv" in row or "receive" in row)
+        legend = next(
+            row for row in rows_of(app) if "█recv" in row or "▌recv" in row or "receive" in row
+        )
         assert f"{TICK} exp" in legend
 
 
-async def test_the_tick_of_a_finished_request_lies_where_it_should_have_ended(on_l4: Timeline) -> None:
+async def test_the_tick_of_a_finished_request_lies_where_it_should_have_ended(
+    on_l4: Timeline,
+) -> None:
     feed = FixedFeed(on_l4.events, AT)
     app = app_on(feed)
     async with app.run_test(size=(160, 50)) as pilot:

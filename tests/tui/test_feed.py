@@ -18,7 +18,9 @@ from tracer.tui.feed import LAG, LiveFeed
 async def deliveries(timeline: Timeline, *, end: bool) -> AsyncIterator[Delivery]:
     yield Delivery(SOURCE, HEADER)
     for begin in range(0, len(timeline.events), 500):
-        yield Delivery(SOURCE, None, timeline.events[begin : begin + 500], unknown=1 if begin == 0 else 0)
+        yield Delivery(
+            SOURCE, None, timeline.events[begin : begin + 500], unknown=1 if begin == 0 else 0
+        )
     if end:
         yield Delivery(SOURCE, None, [SourceGone(timeline.end, "the process ended")])
     else:

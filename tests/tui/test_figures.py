@@ -11,9 +11,18 @@ from tracer.tui.toolkit import figures
 
 @pytest.mark.parametrize(
     ("ms", "text"),
-    [(None, "-"), (0.0, "0.00"), (0.123, "0.12"), (8.414, "8.41"), (9.996, "10.0"), (86.23, "86.2"), (99.96, "100"),
-     (1883.4, "1,883"), (-2.5, "-2.50")],
-)  # fmt: skip
+    [
+        (None, "-"),
+        (0.0, "0.00"),
+        (0.123, "0.12"),
+        (8.414, "8.41"),
+        (9.996, "10.0"),
+        (86.23, "86.2"),
+        (99.96, "100"),
+        (1883.4, "1,883"),
+        (-2.5, "-2.50"),
+    ],
+)
 def test_milliseconds_have_three_digits_then_whole_numbers(ms: float | None, text: str) -> None:
     assert figures.milliseconds(ms) == text
 
@@ -43,14 +52,16 @@ def test_short_counts_have_five_characters_at_most(value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(None, "-"), (4, "4 B"), (9216, "9.00 KiB"), (131_072, "128 KiB"), (2.62e8, "250 MiB")]
+    ("size", "text"),
+    [(None, "-"), (4, "4 B"), (9216, "9.00 KiB"), (131_072, "128 KiB"), (2.62e8, "250 MiB")],
 )
 def test_sizes_are_binary(size: float | None, text: str) -> None:
     assert figures.size(size) == text
 
 
 @pytest.mark.parametrize(
-    ("share", "text"), [(None, "-"), (0.0, "0"), (0.0004, "<0.1"), (0.004, "0.4"), (0.954, "95"), (1.0, "100")]
+    ("share", "text"),
+    [(None, "-"), (0.0, "0"), (0.0004, "<0.1"), (0.004, "0.4"), (0.954, "95"), (1.0, "100")],
 )
 def test_shares_are_never_rounded_to_nothing(share: float | None, text: str) -> None:
     assert figures.percent(share) == text
@@ -59,4 +70,9 @@ def test_shares_are_never_rounded_to_nothing(share: float | None, text: str) -> 
 def test_trace_time_is_minutes_and_seconds() -> None:
     assert figures.instant(61_500_000_000) == "1:01"
     assert figures.instant(3_661_000_000_000) == "1:01:01"
-    assert [figures.span(seconds) for seconds in (10.0, 60.0, 600.0, 3600.0)] == ["10 s", "1 min", "10 min", "1 h"]
+    assert [figures.span(seconds) for seconds in (10.0, 60.0, 600.0, 3600.0)] == [
+        "10 s",
+        "1 min",
+        "10 min",
+        "1 h",
+    ]

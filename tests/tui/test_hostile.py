@@ -41,27 +41,63 @@ from tests.tui.timeline import ENGINE, START
 from tracer.format.text import cell_width, clean
 
 MARKUP = [
-    "[b + x", "[/", "[/red]p", "[[", "[old] p", '["a", {"b": [1]}]', "[@click=app.quit]x[/]", "$accent", "[link=x]y",
-]  # fmt: skip
+    "[b + x",
+    "[/",
+    "[/red]p",
+    "[[",
+    "[old] p",
+    '["a", {"b": [1]}]',
+    "[@click=app.quit]x[/]",
+    "$accent",
+    "[link=x]y",
+]
 SEQUENCES = [
-    "\x1b]52;c;aGk=\x07", "\x1b]0;title\x07", "\x1b]8;;http://x\x1b\\y", "\x1bP1$r\x1b\\", "\x1b_G\x1b\\", "\x1b[6n",
-    "\x1bc", "\x1b]unterminated", "\x9b31m", "\x9d0;t\x9c", "\x00\x08\r\x7f\x85", "a\rb", "tab\there",
-]  # fmt: skip
+    "\x1b]52;c;aGk=\x07",
+    "\x1b]0;title\x07",
+    "\x1b]8;;http://x\x1b\\y",
+    "\x1bP1$r\x1b\\",
+    "\x1b_G\x1b\\",
+    "\x1b[6n",
+    "\x1bc",
+    "\x1b]unterminated",
+    "\x9b31m",
+    "\x9d0;t\x9c",
+    "\x00\x08\r\x7f\x85",
+    "a\rb",
+    "tab\there",
+]
 BIDI = ["\u202eabc\u202c", "\u2066x\u2069", "a\u2028b\u2029c", "\u200fx", "\ufeffz"]
 WIDE = [
-    "中文字", "👨\u200d👩\u200d👧 family", "❤\ufe0f\ufe0e", "🇩🇪🇫🇷", "ก็ำน้ำ", "Z͑ͫ̓ͪ̂ͫ̽͏̴̙̤̞͉͚̯̞̠͍A̴̵̜̰͔ͫ͗͢", "e\u0301" * 8, "\u200d\u200d", "ﷺ﷽",
-]  # fmt: skip
+    "中文字",
+    "👨\u200d👩\u200d👧 family",
+    "❤\ufe0f\ufe0e",
+    "🇩🇪🇫🇷",
+    "ก็ำน้ำ",
+    "Z͑ͫ̓ͪ̂ͫ̽͏̴̙̤̞͉͚̯̞̠͍A̴̵̜̰͔ͫ͗͢",
+    "e\u0301" * 8,
+    "\u200d\u200d",
+    "ﷺ﷽",
+]
 BROKEN = ["\ud800lone", "x" * 640_000, ""]
-GROUPS = {"markup": MARKUP, "sequences": SEQUENCES, "bidirectional": BIDI, "wide": WIDE, "broken": BROKEN}
+GROUPS = {
+    "markup": MARKUP,
+    "sequences": SEQUENCES,
+    "bidirectional": BIDI,
+    "wide": WIDE,
+    "broken": BROKEN,
+}
 
 
 def facts(text: str, t: int = START) -> Event:
     """An engine that calls everything `text`."""
-    return msgspec.structs.replace(ENGINE, t=t, name=text or "e", model=text, version=text, device=text, dtype=text)
+    return msgspec.structs.replace(
+        ENGINE, t=t, name=text or "e", model=text, version=text, device=text, dtype=text
+    )
 
 
 def request_events(key: int, text: str) -> list[Event]:
-    """A request in which every string is `text`: of three in a row one is finished, one running, one waiting."""
+    """A request in which every string is `text`: of three in a row one is finished, one running,
+    one waiting."""
     t = START + key * NS_PER_MS
     events: list[Event] = [
         Received(t, key, f"{text}{key}", route=text, client_id=text, tenant=text, streaming=1),
@@ -70,7 +106,11 @@ def request_events(key: int, text: str) -> list[Event]:
         Output(t + 3, key, 0, text),
     ]
     if key % 3 == 0:
-        events += [Finished(t + 4, key, text, 5, text), Released(t + 5, key, 1, 1), Closed(t + 6, key, 200, 5)]
+        events += [
+            Finished(t + 4, key, text, 5, text),
+            Released(t + 5, key, 1, 1),
+            Closed(t + 6, key, 200, 5),
+        ]
     return events
 
 
@@ -97,14 +137,22 @@ async def test_hostile_text_everywhere_breaks_nothing_and_reaches_no_terminal(gr
         for strip in strips:
             assert sum(cell_width(segment.text) for segment in strip) == 130
         sent, app._driver.sent = app._driver.sent, ""
-        # What is left without our own cursor moves, styles, line ends and Textual's pointer shapes is text.
+        # What is left without our own cursor moves, styles, line ends and Textual's pointer shapes
+        # is text.
         body = re.sub("\x1b\\[[0-9;?]*[A-Za-z]|\n|\x1b\\]22;[a-z]*\x07", "", sent)
         assert [c for c in body if ord(c) < 32 or 0x7F <= ord(c) < 0xA0] == []
-        assert not any(character in body for character in "\u202e\u2066\u2028\u2029\u200f\ufeff\ud800")
+        assert not any(
+            character in body for character in "\u202e\u2066\u2028\u2029\u200f\ufeff\ud800"
+        )
         terminal.feed(sent.replace("\n", ""))
-        # Emulators do not agree how wide a flag is: what is behind one depends on where the drawing of its row began.
-        flagless = [not any("\U0001f1e6" <= c <= "\U0001f1ff" for c in strip.text) for strip in strips]
-        ends, whole = ([row[-1] for row in cells] for cells in (terminal.cells(), repainted(app).cells()))
+        # Emulators do not agree how wide a flag is: what is behind one depends on where the drawing
+        # of its row began.
+        flagless = [
+            not any("\U0001f1e6" <= c <= "\U0001f1ff" for c in strip.text) for strip in strips
+        ]
+        ends, whole = (
+            [row[-1] for row in cells] for cells in (terminal.cells(), repainted(app).cells())
+        )
         assert list(compress(ends, flagless)) == list(compress(whole, flagless))
         assert any(flagless)
 

@@ -65,7 +65,13 @@ async def test_each_stage_has_a_page_with_words_clock_and_bound(size: tuple[int,
         await pilot.press("right")
         await settle(pilot)
         text = text_of(app)
-        for words in ("token 1 against token 2", "2,000", "arithmetic", "memory bandwidth", "295 FLOPs"):
+        for words in (
+            "token 1 against token 2",
+            "2,000",
+            "arithmetic",
+            "memory bandwidth",
+            "295 FLOPs",
+        ):
             assert words in text
 
 
@@ -85,7 +91,13 @@ async def test_it_follows_the_request_chosen_on_the_list(on_l4: Timeline) -> Non
     async with app.run_test(size=(120, 40)) as pilot:
         await settle(pilot)
         listing = app.live.listing
-        listing.select(next(row for row, view in enumerate(listing.rows) if view.closed and view.output_tokens > 5))
+        listing.select(
+            next(
+                row
+                for row, view in enumerate(listing.rows)
+                if view.closed and view.output_tokens > 5
+            )
+        )
         await settle(pilot)
         chosen = listing.current
         assert chosen is not None
@@ -97,7 +109,9 @@ async def test_it_follows_the_request_chosen_on_the_list(on_l4: Timeline) -> Non
         screen.action_turn(11)
         await settle(pilot)
         text = text_of(app)
-        assert all(row.rstrip() in text for row in large(figures.milliseconds(chosen.stages[10].ms)))
+        assert all(
+            row.rstrip() in text for row in large(figures.milliseconds(chosen.stages[10].ms))
+        )
         assert "expected" in text
         await pilot.press("o")
         await settle(pilot)
@@ -107,7 +121,9 @@ async def test_it_follows_the_request_chosen_on_the_list(on_l4: Timeline) -> Non
         assert chosen.id in text_of(app)
 
 
-async def test_without_a_choice_it_tells_of_the_newest_that_is_over_and_n_goes_on(on_l4: Timeline) -> None:
+async def test_without_a_choice_it_tells_of_the_newest_that_is_over_and_n_goes_on(
+    on_l4: Timeline,
+) -> None:
     app = app_on(FixedFeed(on_l4.events, AT))
     async with app.run_test(size=(120, 40)) as pilot:
         await settle(pilot)

@@ -25,7 +25,9 @@ class Book:
         for _ in range(4):
             query = listing.query
             chosen = select(kept[::-1], query)
-            if not listing.take(chosen[query.offset : query.offset + query.limit], len(chosen), self.count):
+            if not listing.take(
+                chosen[query.offset : query.offset + query.limit], len(chosen), self.count
+            ):
                 return
         raise AssertionError("the list asks for ever")
 
@@ -143,7 +145,9 @@ def test_any_sequence_of_keys_keeps_the_list_within_its_bounds() -> None:
         listing.height = draw.choice([1, 3, 20, 60])
         book.count = min(400, book.count + draw.choice([0, 0, 1, 5]))
         book.forgotten = max(book.forgotten, book.count - 120)
-        action = draw.choice(["move", "page", "first", "last", "sort", "flip", "filter", "follow", "scroll", "none"])
+        action = draw.choice(
+            ["move", "page", "first", "last", "sort", "flip", "filter", "follow", "scroll", "none"]
+        )
         if action == "move":
             listing.move(draw.choice([-1, 1]))
         elif action == "page":

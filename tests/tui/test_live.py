@@ -61,11 +61,29 @@ async def test_the_first_lines_qualify_every_figure(busy: Timeline) -> None:
     async with app.run_test(size=(200, 60)) as pilot:
         await settle(pilot)
         first, names, values, *_ = rows_of(app)
-        for word in ("transformers 5.24.0", "SmolLM2-135M-Instruct bfloat16", "cpu", "req/s", "open",
-                     "prefix cache on", "chunked on", "last 1 min", "● LIVE"):  # fmt: skip
+        for word in (
+            "transformers 5.24.0",
+            "SmolLM2-135M-Instruct bfloat16",
+            "cpu",
+            "req/s",
+            "open",
+            "prefix cache on",
+            "chunked on",
+            "last 1 min",
+            "● LIVE",
+        ):
             assert word in first
-        for word in ("QUEUE ms", "PREFILL ms", "TTFT ms", "ITL ms", "OUT tok/s", "KV CACHE", "WAITING", "BATCH",
-                     "PREEMPTED"):  # fmt: skip
+        for word in (
+            "QUEUE ms",
+            "PREFILL ms",
+            "TTFT ms",
+            "ITL ms",
+            "OUT tok/s",
+            "KV CACHE",
+            "WAITING",
+            "BATCH",
+            "PREEMPTED",
+        ):
             assert word in names
         quantiles = app.live.snapshot.timers["ttft"] if app.live.snapshot else None
         assert quantiles is not None
@@ -151,7 +169,9 @@ async def test_the_filter_narrows_as_it_is_typed_and_escape_takes_it_back(busy: 
         before = app.live.listing.total
         await pilot.press("slash", *"req_4")
         await settle(pilot)
-        assert {view.id for view in app.live.listing.rows} == {f"req_4{d}" for d in ["", *range(10)]}
+        assert {view.id for view in app.live.listing.rows} == {
+            f"req_4{d}" for d in ["", *range(10)]
+        }
         await pilot.press("enter")
         await settle(pilot)
         assert app.live.listing.text == "req_4"
@@ -207,11 +227,15 @@ async def test_pause_freezes_what_is_shown_while_ingest_goes_on(busy: Timeline) 
         assert feed.state.request_ids()[-1] in text_of(app)
 
 
-async def test_panels_stand_beside_the_list_when_wide_and_in_its_place_when_narrow(busy: Timeline) -> None:
+async def test_panels_stand_beside_the_list_when_wide_and_in_its_place_when_narrow(
+    busy: Timeline,
+) -> None:
     app = app_at(busy, AT)
     async with app.run_test(size=(140, 40)) as pilot:
         await settle(pilot)
-        assert all(word in text_of(app) for word in ("KV cache", "batch 9/16", "queue 0", "requests 83"))
+        assert all(
+            word in text_of(app) for word in ("KV cache", "batch 9/16", "queue 0", "requests 83")
+        )
         await pilot.press("v")
         await settle(pilot)
         assert "KV cache" not in text_of(app)
@@ -309,7 +333,9 @@ async def test_a_dead_engine_shows_a_banner_with_its_reason(busy: Timeline) -> N
         await settle(pilot)
         feed.apply(EngineStatus(AT, "dead", "RuntimeError: the cache has 90 blocks, 120 needed"))
         await settle(pilot)
-        assert "transformers is dead: RuntimeError: the cache has 90 blocks, 120 needed" in text_of(app)
+        assert "transformers is dead: RuntimeError: the cache has 90 blocks, 120 needed" in text_of(
+            app
+        )
         assert "DEAD" in rows_of(app)[0]
 
 
@@ -324,7 +350,9 @@ async def test_a_stalled_engine_shows_a_banner() -> None:
         assert "stalled: admission blocked for" in text_of(app)
 
 
-async def test_events_whose_time_contradicts_the_others_are_counted_on_screen(busy: Timeline) -> None:
+async def test_events_whose_time_contradicts_the_others_are_counted_on_screen(
+    busy: Timeline,
+) -> None:
     feed = FixedFeed(busy.events, AT)
     app = app_on(feed)
     async with app.run_test(size=(120, 30)) as pilot:
@@ -360,7 +388,9 @@ async def test_a_source_that_is_gone_is_told(busy: Timeline) -> None:
 
 
 async def test_the_engines_log_has_a_pane_of_its_own(busy: Timeline) -> None:
-    log = Log([f"INFO line {n}" for n in range(300)] + ["\x1b[31mERROR\x1b[0m [/red]out of memory\r\n"])
+    log = Log(
+        [f"INFO line {n}" for n in range(300)] + ["\x1b[31mERROR\x1b[0m [/red]out of memory\r\n"]
+    )
     app = app_at(busy, AT, log=log)
     async with app.run_test(size=(120, 40)) as pilot:
         await settle(pilot)
@@ -429,8 +459,15 @@ async def test_help_names_every_key_of_the_screen(busy: Timeline) -> None:
         await settle(pilot)
         assert isinstance(app.screen, HelpScreen)
         text = text_of(app)
-        for word in ("follow the newest", "filter", "engine log", "command palette", "pause what is shown", "admission",
-                     "handed to the engine until first scheduled"):  # fmt: skip
+        for word in (
+            "follow the newest",
+            "filter",
+            "engine log",
+            "command palette",
+            "pause what is shown",
+            "admission",
+            "handed to the engine until first scheduled",
+        ):
             assert word in text
         assert "burst" not in text
         await pilot.press("escape")
@@ -469,7 +506,17 @@ async def test_commands_cover_what_the_keys_do(busy: Timeline) -> None:
     async with app.run_test(size=(120, 40)) as pilot:
         await settle(pilot)
         titles = {command.title for command in app.get_system_commands(app.screen)}
-        assert {"Help", "Pause", "Screenshot", "Filter", "Follow", "Sort", "Engine log", "Burst", "Quit"} <= titles
+        assert {
+            "Help",
+            "Pause",
+            "Screenshot",
+            "Filter",
+            "Follow",
+            "Sort",
+            "Engine log",
+            "Burst",
+            "Quit",
+        } <= titles
 
 
 async def test_mouse_selects_opens_sorts_and_scrolls(busy: Timeline) -> None:

@@ -1,4 +1,5 @@
-"""The Numbers screen: the figures of the document, the plots that tell causes apart, keys, sizes, and what it sends."""
+"""The Numbers screen: the figures of the document, the plots that tell causes apart, keys, sizes,
+and what it sends."""
 
 from __future__ import annotations
 
@@ -95,19 +96,36 @@ async def test_every_figure_on_the_screen_is_the_one_in_the_document(path: Path)
         rows = rows_of(app)
         for place, window in enumerate(told["windows"]):
             figure = window["all"]
-            for name, label in (("queue", "QUEUE"), ("prefill", "PREFILL"), ("ttft", "TTFT"), ("itl", "ITL"),
-                                ("tpot", "TPOT"), ("e2e", "E2E")):  # fmt: skip
+            for name, label in (
+                ("queue", "QUEUE"),
+                ("prefill", "PREFILL"),
+                ("ttft", "TTFT"),
+                ("itl", "ITL"),
+                ("tpot", "TPOT"),
+                ("e2e", "E2E"),
+            ):
                 timer = figure["timers"][name]
                 cells = cells_of(rows, f"{label} ms")[12 + 46 * place :][:44].split()
                 quantiles = [timer[key] for key in ("p50_ms", "p95_ms", "p99_ms")]
-                wanted = [figures.milliseconds(value) for value in quantiles] + [figures.short_count(timer["count"])]
-                assert cells == (wanted if timer["count"] else [figures.UNKNOWN]), (name, window["window_s"])
+                wanted = [figures.milliseconds(value) for value in quantiles] + [
+                    figures.short_count(timer["count"])
+                ]
+                assert cells == (wanted if timer["count"] else [figures.UNKNOWN]), (
+                    name,
+                    window["window_s"],
+                )
 
             def cell(name: str, place: int = place) -> str:
                 return cells_of(rows, name)[12 + 46 * place :][:45].strip()
 
-            assert cell("REQUESTS") == f"{figures.count(figure['requests'])}  {figures.rate(figure['request_rate'])}/s"
-            into, out = figures.short_count(figure["tokens_in"]), figures.short_count(figure["tokens_out"])
+            assert (
+                cell("REQUESTS")
+                == f"{figures.count(figure['requests'])}  {figures.rate(figure['request_rate'])}/s"
+            )
+            into, out = (
+                figures.short_count(figure["tokens_in"]),
+                figures.short_count(figure["tokens_out"]),
+            )
             assert cell("TOKENS") == f"in {into}/s  out {out}/s"
             assert cell("PREEMPTED") == figures.count(figure["preemptions"])
             if window["budget_use"] is not None:
@@ -117,7 +135,9 @@ async def test_every_figure_on_the_screen_is_the_one_in_the_document(path: Path)
             if figure["ended"]:
                 assert cell("ENDED").startswith(figures.count(figure["ended"]))
                 assert cell("PROMPT tok").split()[0] == figures.short_count(figure["prompt"]["p50"])
-                assert cell("OUTPUT tok").split()[-1] == figures.short_count(figure["output"]["max"])
+                assert cell("OUTPUT tok").split()[-1] == figures.short_count(
+                    figure["output"]["max"]
+                )
             if figure["slo"]["share"] is not None:
                 assert cell("GOODPUT").startswith(f"{figure['slo']['goodput']:.2f}/s")
         gauges = told["gauges"]
@@ -138,7 +158,9 @@ async def test_every_figure_on_the_screen_is_the_one_in_the_document(path: Path)
     [("batch", ("rises", "flat"), "past the ridge"), ("position", ("flat", "rises"), "cache reads"),
      ("neither", ("flat", "flat"), "look at the CPU")],
 )  # fmt: skip
-async def test_the_three_causes_of_slow_tokens_look_different(by: str, words: tuple[str, str], said: str) -> None:
+async def test_the_three_causes_of_slow_tokens_look_different(
+    by: str, words: tuple[str, str], said: str
+) -> None:
     app = TracerApp(StateFeed(slow(by)), look=Look())
     app.lens.window_s = math.inf
     async with app.run_test(size=(200, 60)) as pilot:
@@ -182,7 +204,11 @@ async def test_groups_are_cycled_chosen_and_filtered_by() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         screen = await opened(pilot, app)
         await pressed(pilot, app, "G", "G", "G")
-        assert screen.dimension == "tenant" and "team-a" in text_of(app) and "\\x1b[31m" in text_of(app)
+        assert (
+            screen.dimension == "tenant"
+            and "team-a" in text_of(app)
+            and "\\x1b[31m" in text_of(app)
+        )
         await pressed(pilot, app, "down", "enter")
         assert screen.numbers is not None and screen.text
         assert {group.name for group in screen.numbers.window(60).groups["tenant"]} == {screen.text}
@@ -241,10 +267,18 @@ async def test_a_paused_screen_stands_still_while_events_come_in(busy: Timeline)
 
 @pytest.mark.parametrize(
     ("size", "look"),
-    [((200, 60), Look(MONO, ASCII)), ((120, 40), Look(MONO, UNICODE)), ((80, 24), Look(MONO, ASCII)),
-     ((60, 16), Look()), ((30, 8), Look()), ((8, 3), Look(MONO, ASCII))],
-)  # fmt: skip
-async def test_any_size_and_look_is_drawn_to_its_edges(busy: Timeline, size: tuple[int, int], look: Look) -> None:
+    [
+        ((200, 60), Look(MONO, ASCII)),
+        ((120, 40), Look(MONO, UNICODE)),
+        ((80, 24), Look(MONO, ASCII)),
+        ((60, 16), Look()),
+        ((30, 8), Look()),
+        ((8, 3), Look(MONO, ASCII)),
+    ],
+)
+async def test_any_size_and_look_is_drawn_to_its_edges(
+    busy: Timeline, size: tuple[int, int], look: Look
+) -> None:
     app = app_at(busy, AT, look=look)
     async with app.run_test(size=size) as pilot:
         await opened(pilot, app)
@@ -261,7 +295,9 @@ async def test_an_empty_state_says_that_there_is_nothing_yet() -> None:
         assert "no request has ended yet" in text_of(app) and "0.00" not in text_of(app)
 
 
-async def test_what_is_sent_in_pieces_is_the_whole_and_nothing_while_nothing_happens(busy: Timeline) -> None:
+async def test_what_is_sent_in_pieces_is_the_whole_and_nothing_while_nothing_happens(
+    busy: Timeline,
+) -> None:
     feed = FixedFeed(busy.events, AT)
     app = app_on(feed)
     app.driver_class = CapturingDriver

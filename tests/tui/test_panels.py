@@ -41,7 +41,9 @@ H100 = msgspec.structs.replace(ENGINE, device="NVIDIA H100 80GB HBM3")
 @pytest.fixture(scope="module")
 def tight() -> Timeline:
     """More than its 90 blocks hold."""
-    return Timeline(100, rate=9.0, mean_output=140, engine=msgspec.structs.replace(H100, num_blocks=90))
+    return Timeline(
+        100, rate=9.0, mean_output=140, engine=msgspec.structs.replace(H100, num_blocks=90)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -69,12 +71,17 @@ async def test_the_kv_panel_tells_growth_holders_and_how_many_more_fit(busy: Tim
         engine = app.live.snapshot.engines[0]
         pool = pool_of(engine)
         assert engine.mean_tokens is not None and engine.holders == 9
-        assert f"more fit {pool.fit_mean} of {round(engine.mean_tokens)} (mean), 0 of 8,192 (longest)" in text
+        assert (
+            f"more fit {pool.fit_mean} of {round(engine.mean_tokens)} (mean), 0 of 8,192 (longest)"
+            in text
+        )
         assert f"takes    22.5 KiB a token; {engine.held / engine.holders:.1f} blocks" in text
         assert "pool     256 × 16 tokens = 90.0 MiB" in rows
 
 
-async def test_the_selected_request_shows_its_hits_and_what_it_may_come_to_hold(busy: Timeline) -> None:
+async def test_the_selected_request_shows_its_hits_and_what_it_may_come_to_hold(
+    busy: Timeline,
+) -> None:
     app = app_at(busy, AT)
     async with app.run_test(size=(200, 60)) as pilot:
         await settle(pilot)
@@ -91,7 +98,9 @@ async def test_the_selected_request_shows_its_hits_and_what_it_may_come_to_hold(
         assert int((states == block_map.CHOSEN).sum()) == len(app.live.kv.chosen) - prefix.hit
 
 
-async def test_what_the_next_in_line_needs_is_told_while_nobody_is_selected(tight: Timeline) -> None:
+async def test_what_the_next_in_line_needs_is_told_while_nobody_is_selected(
+    tight: Timeline,
+) -> None:
     app = app_at(tight, START + 6 * NS_PER_S)
     async with app.run_test(size=(200, 60)) as pilot:
         await settle(pilot)
@@ -121,7 +130,9 @@ async def test_evictions_and_ages_of_cached_blocks_are_told_and_drawn(busy: Time
 
 
 @pytest.mark.parametrize("size", [(140, 40), (80, 24)])
-async def test_with_all_the_room_the_kv_panel_lists_who_holds_how_much(tight: Timeline, size: tuple[int, int]) -> None:
+async def test_with_all_the_room_the_kv_panel_lists_who_holds_how_much(
+    tight: Timeline, size: tuple[int, int]
+) -> None:
     app = app_at(tight, START + 6 * NS_PER_S)
     async with app.run_test(size=size) as pilot:
         await settle(pilot)
@@ -130,7 +141,9 @@ async def test_with_all_the_room_the_kv_panel_lists_who_holds_how_much(tight: Ti
         await pilot.press("tab", "m")
         await settle(pilot)
         holders = app.live.kv.holders
-        assert [view.blocks for view in holders] == sorted((view.blocks or 0 for view in holders), reverse=True)
+        assert [view.blocks for view in holders] == sorted(
+            (view.blocks or 0 for view in holders), reverse=True
+        )
         assert app.live.snapshot is not None
         assert sum(view.blocks or 0 for view in holders) == app.live.snapshot.engines[0].held
         text = text_of(app)
@@ -157,7 +170,7 @@ async def test_a_paused_screen_can_still_be_maximised(tight: Timeline) -> None:
         assert len(app.live.batch_panel.batch_members) == 6
 
 
-def test_a_map_of_more_blocks_than_cells_shows_what_is_most_frequent_and_the_selected_before_all() -> None:
+def test_a_map_of_more_blocks_than_cells_shows_the_most_frequent_state() -> None:
     live, cached, free, chosen = block_map.LIVE, block_map.CACHED, block_map.FREE, block_map.CHOSEN
     states = np.array([live] * 6 + [cached] * 4 + [free] * 9 + [chosen], np.uint8)
     folded = block_map.fold(states, 5).tolist()
@@ -186,7 +199,12 @@ def test_every_state_of_a_block_is_told_by_its_glyph_without_colour() -> None:
 
 @pytest.mark.parametrize("cells", range(1, 40))
 def test_the_strip_of_a_prefix_is_as_wide_as_asked(cells: int) -> None:
-    for prefix in (Prefix(4, 5, 3, 64, 20), Prefix(0, 1, 0, 0, None), Prefix(9, 0, 0, 144, 9), Prefix(0, 0, 0, 0, 0)):
+    for prefix in (
+        Prefix(4, 5, 3, 64, 20),
+        Prefix(0, 1, 0, 0, None),
+        Prefix(9, 0, 0, 144, 9),
+        Prefix(0, 0, 0, 0, 0),
+    ):
         strip = prefix_strip(Look(), prefix, cells)
         assert sum(len(segment.text) for segment in strip) == cells
         hits = sum(len(segment.text) for segment in strip if "▣" in segment.text)
@@ -245,14 +263,26 @@ def test_the_ridge_stands_at_its_place_in_the_gauge() -> None:
     segments = meter(look, [(0.5, Stage.DECODE)], 40)
     from rich.segment import Segment
 
-    row = "".join(segment.text for segment in marked(segments, 10, Segment(look.glyphs.ridge, look.warn)))
+    row = "".join(
+        segment.text for segment in marked(segments, 10, Segment(look.glyphs.ridge, look.warn))
+    )
     assert (len(row), row.index("│")) == (40, 10)
 
 
 @pytest.mark.parametrize("cells", [1, 2, 3, 7, 40])
-def test_a_gauge_of_two_parts_is_as_wide_as_asked_and_shows_both_where_there_is_room(cells: int) -> None:
+def test_a_gauge_of_two_parts_is_as_wide_as_asked_and_shows_both_where_there_is_room(
+    cells: int,
+) -> None:
     look = Look()
-    for parts in ([(0.0, 0.0), (0.5, 0.0), (0.001, 0.9), (1.0, 0.0), (0.7, 0.9), (3.0, 2.0), (0.4, 0.001)]):
+    for parts in [
+        (0.0, 0.0),
+        (0.5, 0.0),
+        (0.001, 0.9),
+        (1.0, 0.0),
+        (0.7, 0.9),
+        (3.0, 2.0),
+        (0.4, 0.001),
+    ]:
         segments = meter(look, [(parts[0], Stage.DECODE), (parts[1], Stage.PREFILL)], cells)
         assert sum(len(segment.text) for segment in segments) == cells
         present = sum(1 for part in parts if part > 0)
@@ -264,14 +294,25 @@ def view(**fields: int) -> EngineView:
 
 
 def test_the_ridge_is_told_from_the_side_on_which_the_batch_is() -> None:
-    assert ridge_text(147.6, view(batch=200, max_batch=256), 60) == "at 148, passed: one more makes each step longer"
-    assert ridge_text(147.6, view(batch=20, max_batch=256), 60) == "at 148, not reached: one more costs little"
-    assert ridge_text(147.6, view(batch=20, max_batch=64), 60) == "at 148, above all slots: one more costs little"
+    assert (
+        ridge_text(147.6, view(batch=200, max_batch=256), 60)
+        == "at 148, passed: one more makes each step longer"
+    )
+    assert (
+        ridge_text(147.6, view(batch=20, max_batch=256), 60)
+        == "at 148, not reached: one more costs little"
+    )
+    assert (
+        ridge_text(147.6, view(batch=20, max_batch=64), 60)
+        == "at 148, above all slots: one more costs little"
+    )
     assert ridge_text(147.6, view(batch=200, max_batch=256), 20) == "at 148, passed"
 
 
 @pytest.mark.parametrize("size", [(140, 40), (80, 24)])
-async def test_with_all_the_room_the_batch_panel_lists_its_members(busy: Timeline, size: tuple[int, int]) -> None:
+async def test_with_all_the_room_the_batch_panel_lists_its_members(
+    busy: Timeline, size: tuple[int, int]
+) -> None:
     app = app_at(busy, AT)
     async with app.run_test(size=size) as pilot:
         await settle(pilot)
@@ -280,8 +321,13 @@ async def test_with_all_the_room_the_batch_panel_lists_its_members(busy: Timelin
         await pilot.press("tab", "tab", "m")
         await settle(pilot)
         members = app.live.batch_panel.batch_members
-        assert app.live.snapshot is not None and len(members) == app.live.snapshot.engines[0].batch == 9
-        assert [v.step_tokens for v in members] == sorted((v.step_tokens or 0 for v in members), reverse=True)
+        assert (
+            app.live.snapshot is not None
+            and len(members) == app.live.snapshot.engines[0].batch == 9
+        )
+        assert [v.step_tokens for v in members] == sorted(
+            (v.step_tokens or 0 for v in members), reverse=True
+        )
         for member in members[:6]:
             row = next(row for row in rows_of(app) if f"{member.id} " in row)
             assert f" {member.step_tokens} " in row
@@ -319,8 +365,23 @@ def crowd(**changes: int) -> list[Event]:
         events += [Received(t, key, f"r{key}"), Queued(t + 1, key, f"r{key}", prompt, 50)]
     t = START + 10 * NS_PER_MS
     events.append(Scheduled(t, 1, t, 0, 0, 2))
-    events.append(Step(t, 1, token=NS_PER_MS, end=NS_PER_MS, batch=1, tokens=20, joined=pack_u32([1]),
-                       odd=pack_u32([1, 20, 1]), used=2, cached=0, free=38, waiting=2, running=1))  # fmt: skip
+    events.append(
+        Step(
+            t,
+            1,
+            token=NS_PER_MS,
+            end=NS_PER_MS,
+            batch=1,
+            tokens=20,
+            joined=pack_u32([1]),
+            odd=pack_u32([1, 20, 1]),
+            used=2,
+            cached=0,
+            free=38,
+            waiting=2,
+            running=1,
+        )
+    )
     return events
 
 
@@ -334,7 +395,9 @@ async def test_one_that_can_never_be_admitted_is_told_apart() -> None:
 
 
 async def test_who_waits_is_not_made_up_where_only_a_count_is_told() -> None:
-    events = [event for event in crowd() if not (isinstance(event, Received | Queued) and event.key > 1)]
+    events = [
+        event for event in crowd() if not (isinstance(event, Received | Queued) and event.key > 1)
+    ]
     app = app_on(FixedFeed(events, START + 100 * NS_PER_MS))
     async with app.run_test(size=(160, 40)) as pilot:
         await settle(pilot)
@@ -346,9 +409,21 @@ async def test_an_engine_that_tells_nothing_of_its_cache_gets_no_figures() -> No
     engine = Engine(START, "plain", "1", "m", "bf16", "cpu")
     t = START + NS_PER_MS
     events: list[Event] = [
-        engine, Received(t, 1, "r1"), Queued(t, 1, "r1", 20, 5), Scheduled(t, 1, t),
-        Step(t, 1, token=NS_PER_MS, end=NS_PER_MS, batch=1, tokens=20, joined=pack_u32([1]), odd=pack_u32([1, 20, 1])),
-    ]  # fmt: skip
+        engine,
+        Received(t, 1, "r1"),
+        Queued(t, 1, "r1", 20, 5),
+        Scheduled(t, 1, t),
+        Step(
+            t,
+            1,
+            token=NS_PER_MS,
+            end=NS_PER_MS,
+            batch=1,
+            tokens=20,
+            joined=pack_u32([1]),
+            odd=pack_u32([1, 20, 1]),
+        ),
+    ]
     app = app_on(FixedFeed(events, START + 50 * NS_PER_MS))
     async with app.run_test(size=(160, 40)) as pilot:
         await settle(pilot)
@@ -359,12 +434,18 @@ async def test_an_engine_that_tells_nothing_of_its_cache_gets_no_figures() -> No
 # --- the Request screen ---
 
 
-async def test_the_request_screen_shows_the_hits_of_its_prefix_also_when_it_is_over(busy: Timeline) -> None:
+async def test_the_request_screen_shows_the_hits_of_its_prefix_also_when_it_is_over(
+    busy: Timeline,
+) -> None:
     app = app_at(busy, AT)
     async with app.run_test(size=(160, 48)) as pilot:
         await settle(pilot)
         for phase in ("decode", "done"):
-            found = next(v for v in app.lens.feed.state.snapshot().requests if v.phase == phase and v.cached_tokens)
+            found = next(
+                v
+                for v in app.lens.feed.state.snapshot().requests
+                if v.phase == phase and v.cached_tokens
+            )
             app.open_request(found)
             await settle(pilot)
             assert isinstance(app.screen, RequestScreen)
@@ -376,7 +457,9 @@ async def test_the_request_screen_shows_the_hits_of_its_prefix_also_when_it_is_o
 
 
 @pytest.mark.parametrize("look", [Look(MONO, ASCII), Look(ANSI16, UNICODE)])
-async def test_panels_of_any_look_keep_to_their_room_with_all_of_it(tight: Timeline, look: Look) -> None:
+async def test_panels_of_any_look_keep_to_their_room_with_all_of_it(
+    tight: Timeline, look: Look
+) -> None:
     app = app_at(tight, START + 6 * NS_PER_S, look=look)
     async with app.run_test(size=(140, 40)) as pilot:
         await settle(pilot)
@@ -387,7 +470,11 @@ async def test_panels_of_any_look_keep_to_their_room_with_all_of_it(tight: Timel
             for width in (*range(1, 60, 3), 77, 78, 99, 100, 101, 198):
                 for height in (1, 2, 3, 7, 8, 9, 15, 40):
                     for row in panel.paint(width, height):
-                        assert sum(cell_width(segment.text) for segment in row) == width, (panel.id, width, height)
+                        assert sum(cell_width(segment.text) for segment in row) == width, (
+                            panel.id,
+                            width,
+                            height,
+                        )
             await pilot.press("m")
 
 

@@ -12,7 +12,16 @@ from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
 from engine_hooks.protocol.stream_decoder import Delivery
 from tests.recording.story import record
 from tests.state.traces import header
-from tests.tui.stage import CapturingDriver, FixedFeed, app_at, app_on, flushed, rows_of, settle, text_of
+from tests.tui.stage import (
+    CapturingDriver,
+    FixedFeed,
+    app_at,
+    app_on,
+    flushed,
+    rows_of,
+    settle,
+    text_of,
+)
 from tests.tui.test_hostile import BIDI, MARKUP, SEQUENCES, facts, request_events
 from tests.tui.timeline import START, Timeline
 from tracer.format.text import clean
@@ -85,12 +94,22 @@ async def test_a_still_screen_sends_nothing(busy: Timeline) -> None:
         assert driver.sent == ""
 
 
-@pytest.mark.parametrize("texts", [MARKUP, SEQUENCES, BIDI], ids=["markup", "sequences", "bidirectional"])
-async def test_hostile_text_of_a_recording_reaches_no_terminal_and_is_shown(texts: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "texts", [MARKUP, SEQUENCES, BIDI], ids=["markup", "sequences", "bidirectional"]
+)
+async def test_hostile_text_of_a_recording_reaches_no_terminal_and_is_shown(
+    texts: list[str], tmp_path: Path
+) -> None:
     path = tmp_path / "hostile.trace"
     events = [event for key, text in enumerate(texts, 1) for event in request_events(key, text)]
     source = header(f"engine{texts[0]}")
-    record(path, [Delivery(source.source, source), Delivery(source.source, None, [facts(texts[0]), *events])])
+    record(
+        path,
+        [
+            Delivery(source.source, source),
+            Delivery(source.source, None, [facts(texts[0]), *events]),
+        ],
+    )
     player = Player.open(path, paused=True)
     app = ReplayApp(player, look=Look(DARK, UNICODE), title=texts[0])
     app.driver_class = CapturingDriver

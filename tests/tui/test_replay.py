@@ -46,7 +46,11 @@ def path(story: Path, tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def replaying(
-    path: Path, *, size: tuple[int, int] = (110, 30), find: FindFindings | None = None, look: Look | None = None
+    path: Path,
+    *,
+    size: tuple[int, int] = (110, 30),
+    find: FindFindings | None = None,
+    look: Look | None = None,
 ) -> AsyncIterator[tuple[Pilot[Any], ReplayApp]]:
     player = Player.open(path, paused=True)
     app = ReplayApp(player, look=look or Look(DARK, UNICODE), find_findings=find)
@@ -92,14 +96,20 @@ async def test_the_timeline_tells_place_length_speed_and_share(path: Path) -> No
         assert "━" not in line_of(app)
 
 
-@pytest.mark.parametrize(("size", "look"), [((80, 24), UNICODE), ((44, 16), UNICODE), ((200, 50), ASCII)])
-async def test_it_fits_any_screen_and_stands_above_the_keys(path: Path, size: tuple[int, int], look: Any) -> None:
+@pytest.mark.parametrize(
+    ("size", "look"), [((80, 24), UNICODE), ((44, 16), UNICODE), ((200, 50), ASCII)]
+)
+async def test_it_fits_any_screen_and_stands_above_the_keys(
+    path: Path, size: tuple[int, int], look: Any
+) -> None:
     async with replaying(path, size=size, look=Look(DARK, look)) as (pilot, app):
         await press(pilot, "dollar_sign")
         await press(pilot, "enter")
         assert isinstance(app.screen, RequestScreen)
         rows = rows_of(app)
-        assert len(rows) == size[1] and "0:0" in rows[-2] and "100%" in rows[-2] and "help" in rows[-1]
+        assert (
+            len(rows) == size[1] and "0:0" in rows[-2] and "100%" in rows[-2] and "help" in rows[-1]
+        )
         if look is ASCII:
             assert rows[-2].isascii()
 
@@ -118,9 +128,16 @@ async def test_a_place_is_typed(path: Path, typed: str, share: float) -> None:
 
 
 async def test_what_is_typed_in_one_piece_goes_there(path: Path) -> None:
-    """Over a slow line all keys are there before the line is; each of these does something else on a screen."""
+    """Over a slow line all keys are there before the line is; each of these does something else on
+    a screen."""
     async with replaying(path) as (pilot, app):
-        for key, character in (("colon", ":"), ("5", "5"), ("0", "0"), ("percent_sign", "%"), ("enter", "\r")):
+        for key, character in (
+            ("colon", ":"),
+            ("5", "5"),
+            ("0", "0"),
+            ("percent_sign", "%"),
+            ("enter", "\r"),
+        ):
             app.post_message(Key(key, character))
         await drawn(pilot)
         assert app.screen is app.live and app.line is None
@@ -239,7 +256,9 @@ def test_the_keys_of_the_player_are_none_of_the_screens() -> None:
     ours = {key for binding in ReplayApp.BINDINGS for key in binding.key.split(",")}
     assert len(ours) == sum(len(binding.key.split(",")) for binding in ReplayApp.BINDINGS)
     for screen in (LiveScreen, RequestScreen):
-        theirs = {key for b in screen.BINDINGS if isinstance(b, Binding) for key in b.key.split(",")}
+        theirs = {
+            key for b in screen.BINDINGS if isinstance(b, Binding) for key in b.key.split(",")
+        }
         assert not ours & theirs
 
 
@@ -247,7 +266,14 @@ async def test_help_names_the_keys_and_there_is_none_to_record(path: Path) -> No
     async with replaying(path, size=(160, 50)) as (pilot, app):
         await press(pilot, "question_mark")
         shown = text_of(app)
-        for words in (": ^g", "go to a time", "mark this place", "to the next finding", "10 s back", "next token"):
+        for words in (
+            ": ^g",
+            "go to a time",
+            "mark this place",
+            "to the next finding",
+            "10 s back",
+            "next token",
+        ):
             assert words in shown
         assert "recording" not in shown
         await press(pilot, "escape", "r")

@@ -1,4 +1,5 @@
-"""The Request screen: twelve rows that add up, the axis, the cards, and a request that still runs."""
+"""The Request screen: twelve rows that add up, the axis, the cards, and a request that still
+runs."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ async def opened(pilot: object, app: object, request_id: str) -> RequestScreen:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
-async def test_twelve_rows_show_the_durations_that_the_state_tells(busy: Timeline, size: tuple[int, int]) -> None:
+async def test_twelve_rows_show_the_durations_that_the_state_tells(
+    busy: Timeline, size: tuple[int, int]
+) -> None:
     app = app_at(busy, AT)
     async with app.run_test(size=size) as pilot:
         screen = await opened(pilot, app, "req_57")
@@ -75,7 +78,9 @@ def test_axes_keep_order_and_reach_their_ends(busy: Timeline) -> None:
             axis = axis_of(view, state.now, 70, 8, scale)
             assert axis.units == 560
             assert axis.place(view.received) == 0
-            instants = sorted(t for stage in view.stages for t in (stage.begin, stage.end) if t is not None)
+            instants = sorted(
+                t for stage in view.stages for t in (stage.begin, stage.end) if t is not None
+            )
             places = [axis.place(t) for t in instants]
             assert places == sorted(places)
             assert places[-1] <= 560
@@ -105,7 +110,11 @@ async def test_prompt_shows_special_tokens_and_the_first_and_last_ids(busy: Time
         assert "<|im_end|>" in text
         assert f"ids {ids[0]} {ids[1]}" in text
         assert f"{ids[-2]} {ids[-1]}" in text
-        row = next(strip for strip in (screen.prompt.render_line(y) for y in range(4)) if "<|im_start|>" in strip.text)
+        row = next(
+            strip
+            for strip in (screen.prompt.render_line(y) for y in range(4))
+            if "<|im_start|>" in strip.text
+        )
         special = next(segment for segment in row if segment.text == "<|im_start|>")
         assert special.style is app.look.special
 
@@ -134,7 +143,9 @@ async def test_texts_scroll_and_an_output_that_grows_is_followed() -> None:
         assert " ".join(detail.output_text.split()[:6]) not in text_of(app)
 
 
-async def test_left_and_right_go_to_the_neighbours_and_escape_back_to_the_row(busy: Timeline) -> None:
+async def test_left_and_right_go_to_the_neighbours_and_escape_back_to_the_row(
+    busy: Timeline,
+) -> None:
     app = app_at(busy, AT)
     async with app.run_test(size=(120, 40)) as pilot:
         await settle(pilot)
@@ -167,7 +178,9 @@ async def test_a_running_request_is_updated_until_it_is_done(busy: Timeline) -> 
     feed = FixedFeed(busy.events, START + 3 * NS_PER_S)
     app = app_on(feed)
     async with app.run_test(size=(160, 50)) as pilot:
-        live = next(view.id for view in feed.state.snapshot(live_only=True, now=feed.now()).requests)
+        live = next(
+            view.id for view in feed.state.snapshot(live_only=True, now=feed.now()).requests
+        )
         await opened(pilot, app, live)
         assert "so far" in text_of(app)
         for _ in range(60):
@@ -187,7 +200,11 @@ async def test_an_unavailable_stage_says_why_in_its_row() -> None:
     timeline = Timeline(2, rate=5, mean_output=20)
     events = [event for event in timeline.events if not isinstance(event, Scheduled)]
     feed = FixedFeed(events, timeline.end)
-    feed.apply(Coverage(timeline.end, int(Stage.KV_ALLOC), "unavailable", "", "CUDA graph: hooks do not fire"))
+    feed.apply(
+        Coverage(
+            timeline.end, int(Stage.KV_ALLOC), "unavailable", "", "CUDA graph: hooks do not fire"
+        )
+    )
     app = app_on(feed)
     async with app.run_test(size=(120, 40)) as pilot:
         screen = await opened(pilot, app, "req_1")

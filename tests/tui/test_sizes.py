@@ -1,4 +1,5 @@
-"""Every size: rows exactly as wide as the widget, no exception, and something useful wherever there is room."""
+"""Every size: rows exactly as wide as the widget, no exception, and something useful wherever there
+is room."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ AT = START + 9_500 * NS_PER_MS
 
 @pytest.mark.slow
 @pytest.mark.parametrize("look", [Look(DARK, UNICODE), Look(ANSI16, UNICODE), Look(MONO, ASCII)])
-async def test_every_part_paints_rows_of_its_width_at_every_width_and_height(busy: Timeline, look: Look) -> None:
+async def test_every_part_paints_rows_of_its_width_at_every_width_and_height(
+    busy: Timeline, look: Look
+) -> None:
     app = app_at(busy, AT, look=look)
     async with app.run_test(size=(200, 60)) as pilot:
         await settle(pilot)
@@ -43,8 +46,19 @@ async def test_every_part_paints_rows_of_its_width_at_every_width_and_height(bus
 
 
 SIZES = [
-    (1, 1), (2, 2), (500, 200), (1, 60), (200, 1), (3, 5), (10, 4), (40, 10), (65, 20), (79, 23), (116, 30), (119, 40),
-]  # fmt: skip
+    (1, 1),
+    (2, 2),
+    (500, 200),
+    (1, 60),
+    (200, 1),
+    (3, 5),
+    (10, 4),
+    (40, 10),
+    (65, 20),
+    (79, 23),
+    (116, 30),
+    (119, 40),
+]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -80,9 +94,13 @@ async def test_a_storm_of_resizes_while_it_streams_ends_in_the_right_screen(busy
     async with calm.run_test(size=(120, 40)) as pilot:
         calm.live.waterfall.axis.begin, calm.live.waterfall.axis.span = span
         await settle(pilot)
-        ids = [row.split()[0] for row in text_of(calm).splitlines()[5:30] if row.startswith(" req_")]
+        ids = [
+            row.split()[0] for row in text_of(calm).splitlines()[5:30] if row.startswith(" req_")
+        ]
         assert ids
-        assert [row.split()[0] for row in stormy.splitlines()[5:30] if row.startswith(" req_")] == ids
+        assert [
+            row.split()[0] for row in stormy.splitlines()[5:30] if row.startswith(" req_")
+        ] == ids
         assert text_of(calm).splitlines()[:3] == stormy.splitlines()[:3]
 
 
@@ -91,6 +109,16 @@ async def test_eighty_by_twenty_four_shows_what_matters(busy: Timeline) -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await settle(pilot)
         text = text_of(app)
-        for word in ("SmolLM2", "● LIVE", "TTFT ms", "ITL ms", "KV", "requests 83", "decode", "█", "? help"):
+        for word in (
+            "SmolLM2",
+            "● LIVE",
+            "TTFT ms",
+            "ITL ms",
+            "KV",
+            "requests 83",
+            "decode",
+            "█",
+            "? help",
+        ):
             assert word in text
         assert sum(row.startswith(" req_") for row in rows_of(app)) >= 13

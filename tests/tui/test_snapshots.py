@@ -1,4 +1,5 @@
-"""Four pictures that tell the story; `pytest --snapshot-update` accepts new ones after they were looked at."""
+"""Four pictures that tell the story; `pytest --snapshot-update` accepts new ones after they were
+looked at."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def test_live_at_80_by_24(busy: Timeline, snap_compare: Compare) -> None:
 def test_live_at_200_by_60_under_memory_pressure(snap_compare: Compare) -> None:
     engine = msgspec.structs.replace(ENGINE, num_blocks=90)
     tight = Timeline(100, rate=9.0, mean_output=140, engine=engine)
-    assert snap_compare(app_at(tight, START + 6 * NS_PER_S), terminal_size=(200, 60), run_before=rest)
+    assert snap_compare(
+        app_at(tight, START + 6 * NS_PER_S), terminal_size=(200, 60), run_before=rest
+    )
 
 
 def test_request_at_80_by_24(busy: Timeline, snap_compare: Compare) -> None:

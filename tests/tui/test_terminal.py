@@ -1,4 +1,5 @@
-"""On a real pseudo-terminal: it is left as it was found, however the program ends, and sent what it can show."""
+"""On a real pseudo-terminal: it is left as it was found, however the program ends, and sent what it
+can show."""
 
 from __future__ import annotations
 
@@ -40,9 +41,14 @@ class Session:
             if value is not None:
                 env[name] = value
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.tui.shown", *arguments], stdin=slave, stdout=slave, stderr=slave, env=env,
-            start_new_session=True, preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),
-        )  # fmt: skip
+            [sys.executable, "-m", "tests.tui.shown", *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=env,
+            start_new_session=True,
+            preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),
+        )
         self.sent = b""
         self.encoding = "ascii" if "PYTHONIOENCODING" in environment else "utf-8"
 
@@ -68,7 +74,11 @@ class Session:
         """The screen as it is seen."""
         screen = pyte.Screen(100, 30)
         stream = pyte.Stream(screen)
-        plain = self.sent.decode(self.encoding, "replace").replace("\x1b[>", "\x1b[").replace("\x1b[<", "\x1b[")
+        plain = (
+            self.sent.decode(self.encoding, "replace")
+            .replace("\x1b[>", "\x1b[")
+            .replace("\x1b[<", "\x1b[")
+        )
         stream.feed("\x1b[?7l" + plain.split("\x1b[?1049l")[0])
         return "\n".join(screen.display)
 
@@ -107,7 +117,10 @@ def sessions() -> Iterator[Callable[..., Session]]:
 
 def restored(session: Session) -> bool:
     """Whether the terminal is as it was."""
-    return all(sequence in session.sent for sequence in LEFT) and termios.tcgetattr(session.slave) == session.before
+    return (
+        all(sequence in session.sent for sequence in LEFT)
+        and termios.tcgetattr(session.slave) == session.before
+    )
 
 
 @pytest.mark.parametrize("key", [b"q", b"\x03"])
@@ -120,7 +133,9 @@ def test_quitting_restores_the_terminal(sessions: Callable[..., Session], key: b
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_signals_restore_the_terminal(sessions: Callable[..., Session], number: signal.Signals) -> None:
+def test_signals_restore_the_terminal(
+    sessions: Callable[..., Session], number: signal.Signals
+) -> None:
     session = sessions()
     session.started()
     session.process.send_signal(number)
@@ -145,7 +160,9 @@ def test_a_terminal_that_vanishes_ends_the_program(sessions: Callable[..., Sessi
     assert session.process.wait(60) != 0
 
 
-def test_a_terminal_that_takes_nothing_does_not_block_quitting_for_ever(sessions: Callable[..., Session]) -> None:
+def test_a_terminal_that_takes_nothing_does_not_block_quitting_for_ever(
+    sessions: Callable[..., Session],
+) -> None:
     session = sessions()
     session.started()
     for _ in range(40):
@@ -176,9 +193,12 @@ def test_sixteen_colours_are_named_ones(sessions: Callable[..., Session]) -> Non
 
 
 @pytest.mark.parametrize(
-    "environment", [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "TERM": "vt100"}]
+    "environment",
+    [{"PYTHONIOENCODING": "ascii"}, {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "TERM": "vt100"}],
 )
-def test_an_ascii_terminal_is_sent_ascii(sessions: Callable[..., Session], environment: dict[str, str]) -> None:
+def test_an_ascii_terminal_is_sent_ascii(
+    sessions: Callable[..., Session], environment: dict[str, str]
+) -> None:
     session = sessions(**environment)
     session.started()
     os.write(session.master, b"k\r")
@@ -193,7 +213,7 @@ def test_an_ascii_terminal_is_sent_ascii(sessions: Callable[..., Session], envir
 
 
 def test_a_terminal_that_is_resized_over_and_over_shows_the_whole_screen_in_the_end(
-    sessions: Callable[..., Session]
+    sessions: Callable[..., Session],
 ) -> None:
     session = sessions()
     session.started()
@@ -201,7 +221,11 @@ def test_a_terminal_that_is_resized_over_and_over_shows_the_whole_screen_in_the_
     before = session.text
     draw = random.Random(5)
     for _ in range(40):
-        ioctl(session.master, termios.TIOCSWINSZ, pack("HHHH", draw.randint(1, 80), draw.randint(1, 250), 0, 0))
+        ioctl(
+            session.master,
+            termios.TIOCSWINSZ,
+            pack("HHHH", draw.randint(1, 80), draw.randint(1, 250), 0, 0),
+        )
         session.read(0.02)
     ioctl(session.master, termios.TIOCSWINSZ, pack("HHHH", 30, 100, 0, 0))
     session.wait(lambda: session.text == before)
@@ -209,7 +233,9 @@ def test_a_terminal_that_is_resized_over_and_over_shows_the_whole_screen_in_the_
     assert session.ended() == 0
 
 
-def test_a_latin_1_terminal_is_sent_nothing_that_it_cannot_show(sessions: Callable[..., Session]) -> None:
+def test_a_latin_1_terminal_is_sent_nothing_that_it_cannot_show(
+    sessions: Callable[..., Session],
+) -> None:
     session = sessions(PYTHONIOENCODING="latin-1", LC_ALL="C")
     session.started()
     assert session.process.poll() is None
@@ -217,7 +243,7 @@ def test_a_latin_1_terminal_is_sent_nothing_that_it_cannot_show(sessions: Callab
 
 
 def test_what_our_own_process_warns_logs_or_prints_is_never_painted_over_the_screen(
-    sessions: Callable[..., Session]
+    sessions: Callable[..., Session],
 ) -> None:
     session = sessions("--noise")
     session.started()

@@ -28,9 +28,21 @@ from tracer.tui.toolkit.theme import (
 # Machado, Oliveira and Fernandes (2009), severity 1.0, on linear RGB.
 VISION = {
     "normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
-    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
-    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
-    "tritanopia": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+    "deuteranopia": (
+        (0.367322, 0.860646, -0.227968),
+        (0.280085, 0.672501, 0.047413),
+        (-0.011820, 0.042940, 0.968881),
+    ),
+    "protanopia": (
+        (0.152286, 1.052583, -0.204868),
+        (0.114503, 0.786281, 0.099216),
+        (-0.003882, -0.048116, 1.051998),
+    ),
+    "tritanopia": (
+        (1.255528, -0.076749, -0.178779),
+        (-0.078411, 0.930809, 0.147602),
+        (0.004733, 0.691367, 0.303900),
+    ),
 }
 
 
@@ -42,7 +54,11 @@ def linear(colour: str) -> list[float]:
 
 def lab(rgb: list[float]) -> tuple[float, float, float]:
     """CIE L*a*b* (D65) of linear RGB."""
-    matrix = ((0.4124564, 0.3575761, 0.1804375), (0.2126729, 0.7151522, 0.0721750), (0.0193339, 0.1191920, 0.9503041))
+    matrix = (
+        (0.4124564, 0.3575761, 0.1804375),
+        (0.2126729, 0.7151522, 0.0721750),
+        (0.0193339, 0.1191920, 0.9503041),
+    )
     white = (0.95047, 1.0, 1.08883)
     f = []
     for row, w in zip(matrix, white, strict=True):
@@ -70,7 +86,11 @@ def ciede2000(one: tuple[float, float, float], two: tuple[float, float, float]) 
     )  # fmt: skip
     s_l = 1 + 0.015 * (lm - 50) ** 2 / math.sqrt(20 + (lm - 50) ** 2)
     s_c, s_h = 1 + 0.045 * cm, 1 + 0.015 * cm * t
-    r_t = -2 * math.sqrt(cm**7 / (cm**7 + 25.0**7)) * math.sin(math.radians(60 * math.exp(-(((hm - 275) / 25) ** 2))))
+    r_t = (
+        -2
+        * math.sqrt(cm**7 / (cm**7 + 25.0**7))
+        * math.sin(math.radians(60 * math.exp(-(((hm - 275) / 25) ** 2))))
+    )
     x, y, z = (l2 - l1) / s_l, (c2 - c1) / s_c, d_h / s_h
     return math.sqrt(x * x + y * y + z * z + r_t * y * z)
 
@@ -78,18 +98,28 @@ def ciede2000(one: tuple[float, float, float], two: tuple[float, float, float]) 
 def seen(colour: str, vision: str) -> tuple[float, float, float]:
     """A colour as eyes of a kind see it."""
     rgb = linear(colour)
-    return lab([min(1.0, max(0.0, sum(m * c for m, c in zip(row, rgb, strict=True)))) for row in VISION[vision]])
+    return lab(
+        [
+            min(1.0, max(0.0, sum(m * c for m, c in zip(row, rgb, strict=True))))
+            for row in VISION[vision]
+        ]
+    )
 
 
 def test_the_colour_difference_is_that_of_the_published_pairs() -> None:
     # Two pairs of the data set of Sharma, Wu and Dalal.
-    assert ciede2000((50.0, 2.6772, -79.7751), (50.0, 0.0, -82.7485)) == pytest.approx(2.0425, abs=1e-4)
-    assert ciede2000((60.2574, -34.0099, 36.2677), (60.4626, -34.1751, 39.4387)) == pytest.approx(1.2644, abs=1e-4)
+    assert ciede2000((50.0, 2.6772, -79.7751), (50.0, 0.0, -82.7485)) == pytest.approx(
+        2.0425, abs=1e-4
+    )
+    assert ciede2000((60.2574, -34.0099, 36.2677), (60.4626, -34.1751, 39.4387)) == pytest.approx(
+        1.2644, abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("vision", VISION)
 @pytest.mark.parametrize(
-    ("colours", "any_two", "neighbours"), [(STAGE_COLOURS_DARK, 11, 20), (STAGE_COLOURS_LIGHT, 9, 12)]
+    ("colours", "any_two", "neighbours"),
+    [(STAGE_COLOURS_DARK, 11, 20), (STAGE_COLOURS_LIGHT, 9, 12)],
 )
 def test_stages_are_told_apart_by_all_eyes(
     colours: tuple[str, ...], any_two: float, neighbours: float, vision: str
@@ -129,7 +159,9 @@ def test_sixteen_colours_leave_the_background_alone_and_are_named() -> None:
 def test_without_colours_groups_are_told_by_glyph_and_selection_by_reverse() -> None:
     for glyphs in (UNICODE, ASCII):
         look = Look(MONO, glyphs)
-        assert len({look.glyphs.fill[group] for group in Group} | {glyphs.wait, " "}) == len(Group) + 2
+        assert (
+            len({look.glyphs.fill[group] for group in Group} | {glyphs.wait, " "}) == len(Group) + 2
+        )
         assert look.on(look.text, MONO.selected, reverse=True).reverse
         for style in vars(look).values():
             assert getattr(style, "color", None) is None

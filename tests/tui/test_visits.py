@@ -1,4 +1,5 @@
-"""A screen that was left is whole when it is visited again: what counts is what the terminal was sent."""
+"""A screen that was left is whole when it is visited again: what counts is what the terminal was
+sent."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ class Visitor:
         await self.pilot.resize_terminal(width, height)
 
     async def look(self, key: str) -> Terminal:
-        """Make something new known, and see that the terminal shows the screen of `key`, whole and as of now."""
+        """Make something new known, and see that the terminal shows the screen of `key`, whole and
+        as of now."""
         self.looks += 1
         self.app.note = f"look {self.looks}"
         for _ in range(6):  # some parts are drawn every few frames only
@@ -134,7 +136,8 @@ async def test_keys_that_come_in_one_piece_lead_to_the_last_one(short: Timeline,
 async def test_screens_that_were_away_have_the_size_and_palette_of_now(
     short: Timeline, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They look as those of a program that was started so. The diagnosis comes every few seconds: not in between."""
+    """They look as those of a program that was started so. The diagnosis comes every few seconds:
+    not in between."""
     monkeypatch.setattr(watch, "LOOK_S", 3_600)
     async with visiting(short, size, LIGHT) as fresh:
         expected = {}

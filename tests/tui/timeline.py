@@ -1,7 +1,9 @@
-"""Events of an engine at work, made from a seed: what the TUI's tests and its drawing benchmark look at.
+"""Events of an engine at work, made from a seed: what the TUI's tests and its drawing benchmark
+look at.
 
-A small scheduler with a token budget, batch slots and a block pool decides who runs in each step, so that queues,
-chunked prefills, cache hits and preemptions come out as they would; the events are those that hooks emit.
+A small scheduler with a token budget, batch slots and a block pool decides who runs in each step,
+so that queues, chunked prefills, cache hits and preemptions come out as they would; the events are
+those that hooks emit.
 """
 
 from __future__ import annotations
@@ -39,21 +41,89 @@ from tracer.state.trace_state import TraceState
 SOURCE = "engine-1"
 START = 100 * NS_PER_S
 HEADER = Header(
-    schema=1, source=SOURCE, pid=4242, role="engine", title="transformers", host="host", boot_id="boot",
-    anchor=ClockAnchor(START, 1_700_000_000 * NS_PER_S), run="run",
-)  # fmt: skip
+    schema=1,
+    source=SOURCE,
+    pid=4242,
+    role="engine",
+    title="transformers",
+    host="host",
+    boot_id="boot",
+    anchor=ClockAnchor(START, 1_700_000_000 * NS_PER_S),
+    run="run",
+)
 ENGINE = Engine(
-    START, "transformers", version="5.24.0", model="HuggingFaceTB/SmolLM2-135M-Instruct", dtype="bfloat16",
-    device="cpu", num_blocks=256, block_size=16, block_bytes=16 * 23_040, max_batch_tokens=256, max_batch=16,
-    params=134_515_008, weight_bytes=269_030_016, layers=30, hidden=576, heads=9, kv_heads=3, head_dim=64,
-    vocab=49_152, intermediate=1536, max_context=8192, prefix_caching=1, chunked_prefill=1, async_batching=0,
-    cuda_graphs=0, compiled=0, attention="sdpa", threads=1,
-)  # fmt: skip
+    START,
+    "transformers",
+    version="5.24.0",
+    model="HuggingFaceTB/SmolLM2-135M-Instruct",
+    dtype="bfloat16",
+    device="cpu",
+    num_blocks=256,
+    block_size=16,
+    block_bytes=16 * 23_040,
+    max_batch_tokens=256,
+    max_batch=16,
+    params=134_515_008,
+    weight_bytes=269_030_016,
+    layers=30,
+    hidden=576,
+    heads=9,
+    kv_heads=3,
+    head_dim=64,
+    vocab=49_152,
+    intermediate=1536,
+    max_context=8192,
+    prefix_caching=1,
+    chunked_prefill=1,
+    async_batching=0,
+    cuda_graphs=0,
+    compiled=0,
+    attention="sdpa",
+    threads=1,
+)
 WORDS = (
-    "the", "time", "of", "a", "request", "is", "spent", "in", "decode", "unless", "the", "prompt", "is", "long",
-    "or", "the", "queue", "is", "full", "so", "look", "at", "the", "stages", "first", "and", "at", "the", "averages",
-    "last", "because", "an", "average", "hides", "the", "one", "request", "that", "somebody", "waited", "for",
-)  # fmt: skip
+    "the",
+    "time",
+    "of",
+    "a",
+    "request",
+    "is",
+    "spent",
+    "in",
+    "decode",
+    "unless",
+    "the",
+    "prompt",
+    "is",
+    "long",
+    "or",
+    "the",
+    "queue",
+    "is",
+    "full",
+    "so",
+    "look",
+    "at",
+    "the",
+    "stages",
+    "first",
+    "and",
+    "at",
+    "the",
+    "averages",
+    "last",
+    "because",
+    "an",
+    "average",
+    "hides",
+    "the",
+    "one",
+    "request",
+    "that",
+    "somebody",
+    "waited",
+    "for",
+)
 
 
 @dataclass(eq=False)
@@ -130,7 +200,9 @@ class Timeline:
         """Stages 1 to 4; returns when the engine's queue has the request."""
         draw, t, key = self.random, job.arrival, job.key
         ms = NS_PER_MS
-        self._emit(Received(t, key, job.rid, route="/v1/chat/completions", streaming=1, tenant="team-a"))
+        self._emit(
+            Received(t, key, job.rid, route="/v1/chat/completions", streaming=1, tenant="team-a")
+        )
         t += int(draw.uniform(0.2, 2.2) * ms)
         self._emit(End(t, key, int(Stage.RECEIVE), job.prompt * 5))
         self._emit(Begin(t, key, int(Stage.TEMPLATE)))
@@ -145,11 +217,17 @@ class Timeline:
                 "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n"
                 f"{body}<|im_end|>\n<|im_start|>assistant\n"
             )
-            ids = [1, 9690, 198] + [draw.randrange(49_152) for _ in range(max(0, job.prompt - 5))] + [1, 520]
+            ids = (
+                [1, 9690, 198]
+                + [draw.randrange(49_152) for _ in range(max(0, job.prompt - 5))]
+                + [1, 520]
+            )
             self._emit(Prompt(t, key, rendered, len(rendered), pack_u32(ids), job.prompt))
         self._emit(Begin(t, key, int(Stage.ADMISSION)))
         t += int(draw.uniform(0.1, 0.5) * ms)
-        self._emit(Queued(t, key, job.rid, prompt_tokens=job.prompt, max_tokens=max(job.output, 256)))
+        self._emit(
+            Queued(t, key, job.rid, prompt_tokens=job.prompt, max_tokens=max(job.output, 256))
+        )
         return t
 
     def _take(self, count: int) -> list[int] | None:
@@ -185,7 +263,9 @@ class Timeline:
                 waiting.append(arrivals.popleft()[1])
             while beat < self.t:
                 beat += NS_PER_S
-                self._emit(Heartbeat(beat, cpu_ns=beat // 2, rss=900_000_000, emitted=len(self.events)))
+                self._emit(
+                    Heartbeat(beat, cpu_ns=beat // 2, rss=900_000_000, emitted=len(self.events))
+                )
             t = self.t
             budget = self.engine.max_batch_tokens
             plan: list[tuple[Job, int]] = []
@@ -221,10 +301,17 @@ class Timeline:
                 if not self._room(job, count):
                     break
                 waiting.popleft()
-                self._emit(Scheduled(
-                    t + 60_000, job.key, t + 20_000, cached_tokens=hit, shared_blocks=hit // block_size,
-                    new_blocks=len(job.blocks) - hit // block_size, resumed=job.preempted,
-                ))  # fmt: skip
+                self._emit(
+                    Scheduled(
+                        t + 60_000,
+                        job.key,
+                        t + 20_000,
+                        cached_tokens=hit,
+                        shared_blocks=hit // block_size,
+                        new_blocks=len(job.blocks) - hit // block_size,
+                        resumed=job.preempted,
+                    )
+                )
                 job.preempted = False
                 running.append(job)
                 plan.append((job, count))
@@ -234,17 +321,26 @@ class Timeline:
     def _preempt(self, job: Job, t: int, waiting: deque[Job], running: list[Job]) -> None:
         running.remove(job)
         self.preempted += 1
-        self._emit(Preempted(t + 10_000, job.key, "recompute", job.done, job.produced, self.preempted))
+        self._emit(
+            Preempted(t + 10_000, job.key, "recompute", job.done, job.produced, self.preempted)
+        )
         self.free += job.blocks
         job.blocks, job.done, job.preempted = [], 0, True
         waiting.appendleft(job)
 
     def _step(
-        self, t: int, plan: list[tuple[Job, int]], running: list[Job], waiting: deque[Job], held: dict[int, int]
+        self,
+        t: int,
+        plan: list[tuple[Job, int]],
+        running: list[Job],
+        waiting: deque[Job],
+        held: dict[int, int],
     ) -> None:
         self.n += 1
         tokens = sum(count for _, count in plan)
-        layers = int((self.step_ms + self.prefill_ms * (tokens - len(plan)) + 0.02 * len(plan)) * NS_PER_MS)
+        layers = int(
+            (self.step_ms + self.prefill_ms * (tokens - len(plan)) + 0.02 * len(plan)) * NS_PER_MS
+        )
         layers = int(layers * self.random.uniform(0.95, 1.15))
         offsets = [90_000, 250_000, 300_000, 420_000, 420_000 + layers]
         head = offsets[-1] + 500_000
@@ -257,7 +353,10 @@ class Timeline:
         finished: list[Job] = []
         for job, count in plan:
             job.done += count
-            yields = int(job.done >= job.prompt + max(0, job.produced - (0 if count == 1 and job.produced else 1)))
+            yields = int(
+                job.done
+                >= job.prompt + max(0, job.produced - (0 if count == 1 and job.produced else 1))
+            )
             if count > 1 and job.produced and yields:
                 yields = 0 if job.done < job.prompt + job.produced else 1
             if count != 1 or yields != 1:
@@ -267,7 +366,12 @@ class Timeline:
                 self._tokens(job, t + token)
             if job.produced >= job.output:
                 finished.append(job)
-        changed = [x for job, _ in plan if len(job.blocks) != held.get(id(job), 0) for x in (job.key, len(job.blocks))]
+        changed = [
+            x
+            for job, _ in plan
+            if len(job.blocks) != held.get(id(job), 0)
+            for x in (job.key, len(job.blocks))
+        ]
         ids: list[int] = []
         for job, _ in plan:
             index = held.get(id(job), 0)
@@ -275,21 +379,59 @@ class Timeline:
             if fresh:
                 ids += [job.key, index, len(fresh), *fresh]
         used = sum(len(job.blocks) for job in running)
-        self._emit(Step(
-            t, self.n, scheduled=offsets[0], launched=offsets[1], embed=offsets[2], layers=offsets[3], head=offsets[4],
-            logits=head, sampled=head + 200_000, token=token, end=end, batch=len(plan), tokens=tokens,
-            joined=pack_u32(joined), left=pack_u32(left), odd=pack_u32(odd), blocks=pack_u32(changed),
-            block_ids=pack_u32(ids), used=used, cached=len(self.cache), free=len(self.free), waiting=len(waiting),
-            running=len(running), preempted=self.preempted,
-        ))  # fmt: skip
+        self._emit(
+            Step(
+                t,
+                self.n,
+                scheduled=offsets[0],
+                launched=offsets[1],
+                embed=offsets[2],
+                layers=offsets[3],
+                head=offsets[4],
+                logits=head,
+                sampled=head + 200_000,
+                token=token,
+                end=end,
+                batch=len(plan),
+                tokens=tokens,
+                joined=pack_u32(joined),
+                left=pack_u32(left),
+                odd=pack_u32(odd),
+                blocks=pack_u32(changed),
+                block_ids=pack_u32(ids),
+                used=used,
+                cached=len(self.cache),
+                free=len(self.free),
+                waiting=len(waiting),
+                running=len(running),
+                preempted=self.preempted,
+            )
+        )
         self.members = now
         for job in finished:
             running.remove(job)
             kept = min(len(job.blocks), job.prompt // self.engine.block_size)
-            self._emit(Finished(t + token + 10_000, job.key, "stop" if job.output < 256 else "length", job.produced,
-                                prompt_tokens=job.prompt, cached_tokens=job.cached))  # fmt: skip
+            self._emit(
+                Finished(
+                    t + token + 10_000,
+                    job.key,
+                    "stop" if job.output < 256 else "length",
+                    job.produced,
+                    prompt_tokens=job.prompt,
+                    cached_tokens=job.cached,
+                )
+            )
             self._emit(Released(t + end, job.key, len(job.blocks) - kept, kept))
-            self._emit(Sent(t + end, job.key, job.produced, job.produced * 60, job.produced, job.produced * 40_000))
+            self._emit(
+                Sent(
+                    t + end,
+                    job.key,
+                    job.produced,
+                    job.produced * 60,
+                    job.produced,
+                    job.produced * 40_000,
+                )
+            )
             self._emit(Closed(t + end + 300_000, job.key, 200, job.produced * 60))
             self.cache.extend(job.blocks[:kept])
             self.free += job.blocks[kept:]

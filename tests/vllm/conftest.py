@@ -21,13 +21,24 @@ def python_with_vllm() -> Path:
 def server(
     python_with_vllm: Path, model_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[VllmServer]:
-    """Eager, 11 blocks of 128 tokens, 256 tokens a step, four sequences: room for hits, chunks and preemptions."""
+    """Eager, 11 blocks of 128 tokens, 256 tokens a step, four sequences: room for hits, chunks and
+    preemptions."""
     arguments = (
-        "--enforce-eager", "--num-gpu-blocks-override", "12", "--max-num-batched-tokens", "256", "--max-num-seqs", "4",
-        "--max-model-len", "1280", "--enable-per-request-metrics",
-    )  # fmt: skip
+        "--enforce-eager",
+        "--num-gpu-blocks-override",
+        "12",
+        "--max-num-batched-tokens",
+        "256",
+        "--max-num-seqs",
+        "4",
+        "--max-model-len",
+        "1280",
+        "--enable-per-request-metrics",
+    )
     with serving(python_with_vllm, model_dir, tmp_path_factory.mktemp("vllm"), arguments) as server:
         client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0)
         # The first request meets cold kernels: its time says nothing about the others.
-        client.chat.completions.create(model=server.model, messages=[{"role": "user", "content": "Hi"}], max_tokens=2)
+        client.chat.completions.create(
+            model=server.model, messages=[{"role": "user", "content": "Hi"}], max_tokens=2
+        )
         yield server

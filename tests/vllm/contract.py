@@ -1,4 +1,5 @@
-"""Runs inside the environment with vLLM: every place of the hook tables against the installed version, as JSON.
+"""Runs inside the environment with vLLM: every place of the hook tables against the installed
+version, as JSON.
 
 Nothing of the engine runs: the modules are imported and the signatures and fields compared.
 """

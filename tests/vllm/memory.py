@@ -1,9 +1,10 @@
-"""Runs inside the environment with vLLM: an `LLM` made, asked in rounds and let go; which of its objects live meanwhile
-and afterwards, as JSON on stdout.
+"""Runs inside the environment with vLLM: an `LLM` made, asked in rounds and let go; which of its
+objects live meanwhile and afterwards, as JSON on stdout.
 
     python memory.py MODEL ROUNDS
 
-With ``TRACER=1`` it is traced. The model has two layers and weights that nobody loaded: only memory is looked at.
+With ``TRACER=1`` it is traced. The model has two layers and weights that nobody loaded: only memory
+is looked at.
 """
 
 from __future__ import annotations
@@ -44,8 +45,15 @@ def main() -> None:
     asked = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True)
     memory: list[int] = []
     llm = LLM(
-        model=sys.argv[1], dtype="bfloat16", max_model_len=256, num_gpu_blocks_override=12, max_num_seqs=4,
-        enforce_eager=True, load_format="dummy", hf_overrides={"num_hidden_layers": 2}, async_scheduling=False,
+        model=sys.argv[1],
+        dtype="bfloat16",
+        max_model_len=256,
+        num_gpu_blocks_override=12,
+        max_num_seqs=4,
+        enforce_eager=True,
+        load_format="dummy",
+        hf_overrides={"num_hidden_layers": 2},
+        async_scheduling=False,
     )
     core: Any = llm.llm_engine.engine_core.engine_core  # type: ignore[union-attr]
     runner = core.model_executor.driver_worker.worker.model_runner

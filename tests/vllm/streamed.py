@@ -1,6 +1,6 @@
-"""Runs inside the environment with vLLM: an `AsyncLLM` of a version whose insides are not the ones that we know, its
-core and worker in processes of their own, TRACER=1 set by the caller. Says ``ready``, waits for a line, generates, says
-what came as JSON, waits for a line.
+"""Runs inside the environment with vLLM: an `AsyncLLM` of a version whose insides are not the ones
+that we know, its core and worker in processes of their own, TRACER=1 set by the caller. Says
+``ready``, waits for a line, generates, says what came as JSON, waits for a line.
 
     python streamed.py MODEL
 """
@@ -37,7 +37,6 @@ def change_vllm() -> None:
     )
 
 
-
 change_vllm()  # the engine's processes import this file too
 
 
@@ -48,11 +47,17 @@ async def main() -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     args = AsyncEngineArgs(
-        model=sys.argv[1], dtype="bfloat16", max_model_len=512, num_gpu_blocks_override=12, max_num_seqs=4,
+        model=sys.argv[1],
+        dtype="bfloat16",
+        max_model_len=512,
+        num_gpu_blocks_override=12,
+        max_num_seqs=4,
         enforce_eager=True,
-    )  # fmt: skip
+    )
     engine = AsyncLLM.from_engine_args(args)
-    asked = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+    asked = SamplingParams(
+        max_tokens=12, temperature=0, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+    )
 
     async def generate(prompt: str, rid: str) -> str:
         return "".join([out.outputs[0].text async for out in engine.generate(prompt, asked, rid)])

@@ -1,4 +1,5 @@
-"""What the hooks rely on, against the installed vLLM; and the way of a pass's marks from the worker to the step."""
+"""What the hooks rely on, against the installed vLLM; and the way of a pass's marks from the worker
+to the step."""
 
 from __future__ import annotations
 
@@ -26,18 +27,34 @@ HERE = Path(__file__).parent
 
 @pytest.mark.slow
 @pytest.mark.vllm
-def test_every_place_of_the_hook_tables_is_as_we_know_it(python_with_vllm: Path, tmp_path: Path) -> None:
+def test_every_place_of_the_hook_tables_is_as_we_know_it(
+    python_with_vllm: Path, tmp_path: Path
+) -> None:
     done = subprocess.run(
-        [str(python_with_vllm), str(HERE / "contract.py")], capture_output=True, text=True, check=False, timeout=200,
-        cwd=tmp_path, env=engine_environment(tmp_path),
-    )  # fmt: skip
+        [str(python_with_vllm), str(HERE / "contract.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+        cwd=tmp_path,
+        env=engine_environment(tmp_path),
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout.splitlines()[-1])
     assert said.pop("tested"), f"vLLM {said['version']} is not one of the tested versions"
     said.pop("version")
     calls = said.pop("calls")
     assert calls == {}, "a runner no longer calls what its hooks sit on"
-    assert set(said) == {"core", "front", "server", "offline", "worker", "runner V1", "runner V2", "fields"}
+    assert set(said) == {
+        "core",
+        "front",
+        "server",
+        "offline",
+        "worker",
+        "runner V1",
+        "runner V2",
+        "fields",
+    }
     for table in said.values():
         assert table["misses"] == {}
         assert table["places"] > 0
@@ -52,7 +69,9 @@ def test_the_plugin_is_inert_unless_switched_on(monkeypatch: pytest.MonkeyPatch)
 def test_an_engine_whose_core_is_elsewhere_is_refused_with_what_to_set() -> None:
     elsewhere = type("LLM", (), {"__module__": "vllm.entrypoints.llm"})()
     elsewhere.llm_engine = types.SimpleNamespace(engine_core=types.SimpleNamespace())
-    with pytest.raises(engine_hooks.UnknownEngineError, match="set TRACER=1 before it is made") as raised:
+    with pytest.raises(
+        engine_hooks.UnknownEngineError, match="set TRACER=1 before it is made"
+    ) as raised:
         engine_hooks.attach(elsewhere)
     assert "\n" not in str(raised.value)
 
@@ -61,9 +80,12 @@ def test_the_plugin_loads_nothing_but_the_vocabulary() -> None:
     code = (
         "import sys, engine_hooks.vllm.plugin as v; v.register();"
         "print([m for m in sys.modules if m.partition('.')[0] in"
-        " ('torch', 'vllm', 'transformers', 'textual', 'numpy', 'rich', 'zstandard', 'platformdirs')])"
+        " ('torch', 'vllm', 'transformers', 'textual', 'numpy', 'rich', 'zstandard', "
+        "'platformdirs')])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={})
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={}
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -77,13 +99,14 @@ def test_a_forked_process_starts_with_nothing_of_its_parents() -> None:
         "voice.cover(Stage.RECEIVE, 'measured', 'here')\n"
         "pid = os.fork()\n"
         "pid and os.waitpid(pid, 0)\n"
-        "print('parent' if pid else 'child', voice.known('parents'), len(voice.coverage), voice.buffer.emitted)\n"
+        "print('parent' if pid else 'child', voice.known('parents'), len(voice.coverage), "
+        "voice.buffer.emitted)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["child False 0 0", "parent True 1 1"]
 
 
-# --- marks --------------------------------------------------------------------------------------------------------
+# --- marks ----------------------------------------------------------------------------------------
 
 
 def test_marks_of_a_worker_become_offsets_of_its_step() -> None:
@@ -95,11 +118,19 @@ def test_marks_of_a_worker_become_offsets_of_its_step() -> None:
     assert read is not None
     step = events.Step(1_000, 7)
     read.fill(step)
-    assert (step.launched, step.embed, step.layers, step.head, step.logits) == (100, -1, 200, 900, -1)
+    assert (step.launched, step.embed, step.layers, step.head, step.logits) == (
+        100,
+        -1,
+        200,
+        900,
+        -1,
+    )
     assert read.token == 2_500
 
 
-def test_marks_of_another_step_or_another_host_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_of_another_step_or_another_host_are_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     marks = Marks(7, 1_000)
     marks.launched = marks.token = 1_100
     output = types.SimpleNamespace()
@@ -114,8 +145,9 @@ def test_marks_of_another_step_or_another_host_are_not_used(monkeypatch: pytest.
 
 @pytest.fixture
 def second_runner() -> Iterator[types.ModuleType]:
-    """Modules with the places of model runner V2, which needs Triton: no CPU runs the real one. `calls` are made in the
-    order in which the real one makes them (the contract test compares that with its source)."""
+    """Modules with the places of model runner V2, which needs Triton: no CPU runs the real one.
+    `calls` are made in the order in which the real one makes them (the contract test compares that
+    with its source)."""
     runner, utils = types.ModuleType(V2), types.ModuleType("vllm.v1.worker.gpu.async_utils")
 
     class StepTimingCollector:
@@ -148,8 +180,12 @@ def second_runner() -> Iterator[types.ModuleType]:
             self.model.compute_logits("the prompt")  # prompt logprobs: not the logits of this pass
             return AsyncOutput()
 
-    for module, cls in ((runner, GPUModelRunner), (utils, StepTimingCollector), (utils, AsyncOutput),
-                        (utils, AsyncPoolingOutput)):  # fmt: skip
+    for module, cls in (
+        (runner, GPUModelRunner),
+        (utils, StepTimingCollector),
+        (utils, AsyncOutput),
+        (utils, AsyncPoolingOutput),
+    ):
         setattr(module, cls.__name__, cls)
         sys.modules[module.__name__] = module
     yield runner

@@ -1,4 +1,5 @@
-"""`LLM` and `AsyncLLM` in a user's own program: compiled and hooked late, and with a vLLM whose insides are others."""
+"""`LLM` and `AsyncLLM` in a user's own program: compiled and hooked late, and with a vLLM whose
+insides are others."""
 
 from __future__ import annotations
 
@@ -27,9 +28,14 @@ def test_one_line_traces_an_engine_that_exists_and_leaves_nothing_behind(
 ) -> None:
     (tmp_path / "s").mkdir(mode=0o700)
     done = subprocess.run(
-        [str(python_with_vllm), str(HERE / "offline.py"), str(model_dir)], capture_output=True, text=True, check=False,
-        timeout=240, cwd=tmp_path, env=engine_environment(tmp_path, {"TRACER_SOCKET_DIR": str(tmp_path / "s")}),
-    )  # fmt: skip
+        [str(python_with_vllm), str(HERE / "offline.py"), str(model_dir)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+        cwd=tmp_path,
+        env=engine_environment(tmp_path, {"TRACER_SOCKET_DIR": str(tmp_path / "s")}),
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     seen = json.loads(done.stdout.splitlines()[-1])
     assert seen["role"] == "engine"
@@ -45,12 +51,18 @@ def test_one_line_traces_an_engine_that_exists_and_leaves_nothing_behind(
         assert request["output_tokens"] == 12
         assert request["unattributed"] < 0.01
     # The model is compiled: no Python clock inside it, all around it.
-    (lacking,) = [stage for stage, (status, _) in seen["coverage"].items() if status != Status.MEASURED]
+    (lacking,) = [
+        stage for stage, (status, _) in seen["coverage"].items() if status != Status.MEASURED
+    ]
     assert lacking == "embed"
     assert "torch.compile" in seen["coverage"]["embed"][1]
     for request in seen["requests"]:
         if request["route"] == "LLM.chat":
-            rows = {stage: status for stage, (status, _, _) in request["stages"].items() if stage != "embed"}
+            rows = {
+                stage: status
+                for stage, (status, _, _) in request["stages"].items()
+                if stage != "embed"
+            }
             assert set(rows.values()) == {Status.MEASURED}
 
 
@@ -63,10 +75,15 @@ def streamed(
     extra = {"TRACER": "1", "TRACER_SOCKET_DIR": str(folder / "s")}
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [str(python_with_vllm), str(HERE / "streamed.py"), str(model_dir)], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=log, text=True, cwd=folder, env=engine_environment(folder, extra),
+            [str(python_with_vllm), str(HERE / "streamed.py"), str(model_dir)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            cwd=folder,
+            env=engine_environment(folder, extra),
             start_new_session=True,
-        )  # fmt: skip
+        )
     assert process.stdin is not None and process.stdout is not None
     try:
         _until_line(process, "ready", folder / "log")
@@ -104,7 +121,9 @@ def test_an_async_engine_is_traced_without_a_server(streamed: tuple[Viewer, list
         assert detail.prompt_ids
 
 
-def test_a_vllm_with_other_insides_serves_and_says_what_is_gone(streamed: tuple[Viewer, list[str]]) -> None:
+def test_a_vllm_with_other_insides_serves_and_says_what_is_gone(
+    streamed: tuple[Viewer, list[str]],
+) -> None:
     viewer, _ = streamed
     assert viewer.of(events.HookFault) == []
     said = {
@@ -113,12 +132,16 @@ def test_a_vllm_with_other_insides_serves_and_says_what_is_gone(streamed: tuple[
         for stage, event in state.coverage.items()
     }
     lookup = said["core", Stage.KV_ALLOC]
-    assert (lookup.status, lookup.reason) == ("unavailable", "its parameters changed: request missing")
+    assert (lookup.status, lookup.reason) == (
+        "unavailable",
+        "its parameters changed: request missing",
+    )
     assert "get_computed_blocks" in lookup.hook
     sample = said["worker", Stage.SAMPLE]
     assert (sample.status, "_sample" in sample.hook) == ("unavailable", True)
     assert said["worker", Stage.LM_HEAD].status == "measured"
-    # The core tells no steps. The front end makes them of what vLLM itself says, and marks them as that.
+    # The core tells no steps. The front end makes them of what vLLM itself says, and marks them as
+    # that.
     assert said["core", Stage.DECODE].status == "unavailable"
     assert said["api", Stage.DECODE].status == "estimated"
     assert "update_from_output" in said["api", Stage.DECODE].reason

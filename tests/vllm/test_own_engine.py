@@ -19,7 +19,12 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_engine.py"
 def test_the_example_is_a_whole_story(model_dir: Path, tmp_path: Path) -> None:
     sockets = tmp_path / "s"
     sockets.mkdir(mode=0o700)
-    env = {**os.environ, "TRACER_SOCKET_DIR": str(sockets), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    env = {
+        **os.environ,
+        "TRACER_SOCKET_DIR": str(sockets),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     process = subprocess.Popen(
         [sys.executable, str(EXAMPLE), str(model_dir)], env=env, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,

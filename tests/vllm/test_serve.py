@@ -1,4 +1,5 @@
-"""An unmodified `vllm serve` and the real OpenAI client: what the tracer tells, beside what both of them measured."""
+"""An unmodified `vllm serve` and the real OpenAI client: what the tracer tells, beside what both of
+them measured."""
 
 from __future__ import annotations
 
@@ -18,7 +19,15 @@ import pytest
 from engine_hooks.protocol import events
 from engine_hooks.protocol.environment import SOCKETS
 from engine_hooks.protocol.stages import Stage
-from tests.hooks.test_transformers_serve import QUESTIONS, Lateness, Stopwatch, agrees, ask, client_of, post
+from tests.hooks.test_transformers_serve import (
+    QUESTIONS,
+    Lateness,
+    Stopwatch,
+    agrees,
+    ask,
+    client_of,
+    post,
+)
 from tests.measured import measured
 from tests.vllm.server import VllmServer
 from tests.vllm.viewer import Viewer
@@ -40,8 +49,9 @@ def view(viewer: Viewer, rid: str) -> RequestView:
 
 
 def assert_covered(*views: RequestView) -> None:
-    """What no stage covers is under 1 % of a request's time: of a short one, less than a turn of the scheduler, which a
-    process that shares two cores with three others and with another test may have to wait for."""
+    """What no stage covers is under 1 % of a request's time: of a short one, less than a turn of
+    the scheduler, which a process that shares two cores with three others and with another test may
+    have to wait for."""
     for seen in views:
         assert seen.unattributed_ms is not None and seen.e2e_ms is not None
         print(f"{seen.id}: {seen.unattributed_ms:.2f} of {seen.e2e_ms:.1f} ms are in no stage")
@@ -65,7 +75,9 @@ async def test_one_after_another_the_clients_stopwatch_agrees(server: VllmServer
     await ask(client, server.model, "warm up the connection", 2)
     with server.view() as viewer:
         async with Lateness() as lateness:
-            watches = [await ask(client, server.model, question, 16, **USAGE) for question in QUESTIONS]
+            watches = [
+                await ask(client, server.model, question, 16, **USAGE) for question in QUESTIONS
+            ]
         viewer.settle()
     views = [view(viewer, watch.rid) for watch in watches]
     for seen, watch in zip(views, watches, strict=True):
@@ -76,18 +88,25 @@ async def test_one_after_another_the_clients_stopwatch_agrees(server: VllmServer
     differences = [
         round((ours or 0) - theirs / 1e6, 2)
         for seen, watch in zip(views, watches, strict=True)
-        for ours, theirs in ((seen.ttft_ms, watch.first - watch.sent), (seen.e2e_ms, watch.last - watch.sent))
+        for ours, theirs in (
+            (seen.ttft_ms, watch.first - watch.sent),
+            (seen.e2e_ms, watch.last - watch.sent),
+        )
     ]
     print("tracer - stopwatch, ms:", differences, f"client late by {lateness.ms:.2f} ms")
-    # What the tracer saw lies inside what the client saw, and what the client adds is its own: three processes of the
-    # engine share the cores with it, so half of them must be close. A server that loses its core between a write and
-    # the look at the clock is late by a turn of the scheduler, which is no matter of the median.
+    # What the tracer saw lies inside what the client saw, and what the client adds is its own:
+    # three processes of the engine share the cores with it, so half of them must be close. A server
+    # that loses its core between a write and the look at the clock is late by a turn of the
+    # scheduler, which is no matter of the median.
     assert statistics.median(differences) < 2, differences
     assert all(difference < 20 for difference in differences), differences
     close = [
         agrees(ours, theirs, lateness.ms)
         for seen, watch in zip(views, watches, strict=True)
-        for ours, theirs in ((seen.ttft_ms, watch.first - watch.sent), (seen.e2e_ms, watch.last - watch.sent))
+        for ours, theirs in (
+            (seen.ttft_ms, watch.first - watch.sent),
+            (seen.e2e_ms, watch.last - watch.sent),
+        )
     ]
     assert close.count(True) >= len(close) / 2, differences
     shares = [(seen.unattributed_ms or 0) / (seen.e2e_ms or 1) for seen in views]
@@ -98,7 +117,9 @@ async def test_one_after_another_the_clients_stopwatch_agrees(server: VllmServer
 async def test_the_parts_of_decode_add_up_to_stage_11(server: VllmServer) -> None:
     client = client_of(server)
     with server.view() as viewer:
-        watches = await asyncio.gather(*(ask(client, server.model, text, 24, **USAGE) for text in QUESTIONS[:4]))
+        watches = await asyncio.gather(
+            *(ask(client, server.model, text, 24, **USAGE) for text in QUESTIONS[:4])
+        )
         viewer.settle()
     views = [view(viewer, watch.rid) for watch in watches]
     assert [seen.output_tokens for seen in views] == [watch.tokens for watch in watches]
@@ -111,11 +132,14 @@ async def test_the_parts_of_decode_add_up_to_stage_11(server: VllmServer) -> Non
 
 async def test_text_and_prompt_are_what_went_through(server: VllmServer) -> None:
     with server.view() as viewer:
-        watch = await ask(client_of(server), server.model, "What is the capital of France?", 12, **USAGE)
+        watch = await ask(
+            client_of(server), server.model, "What is the capital of France?", 12, **USAGE
+        )
         viewer.settle()
     detail = viewer.state.detail(watch.rid)
     assert detail is not None
-    assert detail.output_text == watch.text  # which words these are depends on the processor's bf16 kernels
+    # which words these are depends on the processor's bf16 kernels
+    assert detail.output_text == watch.text
     assert len(watch.text.split()) > 1
     assert detail.prompt_text is not None
     assert detail.prompt_text.startswith("<|im_start|>system")
@@ -127,9 +151,12 @@ async def test_text_and_prompt_are_what_went_through(server: VllmServer) -> None
 async def test_a_whole_answer_is_handed_out_at_its_end(server: VllmServer) -> None:
     with server.view() as viewer:
         answer = await client_of(server).chat.completions.create(
-            model=server.model, messages=[{"role": "user", "content": "Name a fruit."}], max_tokens=8, user="team-a",
+            model=server.model,
+            messages=[{"role": "user", "content": "Name a fruit."}],
+            max_tokens=8,
+            user="team-a",
             temperature=0,
-        )  # fmt: skip
+        )
         viewer.settle()
     seen = view(viewer, answer.id)
     assert answer.usage is not None
@@ -144,7 +171,9 @@ async def test_a_whole_answer_is_handed_out_at_its_end(server: VllmServer) -> No
     assert detail.output_text == answer.choices[0].message.content
 
 
-async def test_a_shared_start_is_a_hit_and_a_long_prompt_comes_in_chunks(server: VllmServer) -> None:
+async def test_a_shared_start_is_a_hit_and_a_long_prompt_comes_in_chunks(
+    server: VllmServer,
+) -> None:
     client = client_of(server)
     with server.view() as viewer:
         first = await ask(client, server.model, LONG, 4, **USAGE)
@@ -153,7 +182,9 @@ async def test_a_shared_start_is_a_hit_and_a_long_prompt_comes_in_chunks(server:
     cold, warm = view(viewer, first.rid), view(viewer, second.rid)
     assert (cold.prompt_tokens or 0) > 512
     assert len(cold.chunks) == 3
-    assert sum(chunk.tokens for chunk in cold.chunks) == (cold.prompt_tokens or 0) - (cold.cached_tokens or 0)
+    assert sum(chunk.tokens for chunk in cold.chunks) == (cold.prompt_tokens or 0) - (
+        cold.cached_tokens or 0
+    )
     assert (warm.cached_tokens or 0) % 128 == 0
     assert (warm.cached_tokens or 0) >= 512
     assert (warm.prefill_ms or 0) < (cold.prefill_ms or 0) / 2
@@ -166,14 +197,17 @@ async def test_a_shared_start_is_a_hit_and_a_long_prompt_comes_in_chunks(server:
 
 async def test_too_little_memory_is_a_preemption_with_what_it_cost(server: VllmServer) -> None:
     client = client_of(server)
-    # Two that need a fifth block before they are done and a last one that has two: the eleventh goes to the first.
+    # Two that need a fifth block before they are done and a last one that has two: the eleventh
+    # goes to the first.
     lengths = (("apple", 112), ("pear", 112), ("plum", 50))
     prompts = [" ".join(f"{word} {n}" for n in range(count)) for word, count in lengths]
     with server.view() as viewer:
         asked = []
         for text in prompts:
             asked.append(
-                asyncio.create_task(ask(client, server.model, text, 60, **USAGE, extra_body={"ignore_eos": True}))
+                asyncio.create_task(
+                    ask(client, server.model, text, 60, **USAGE, extra_body={"ignore_eos": True})
+                )
             )
             await _until(lambda: len(viewer.of(events.Queued)) == len(asked))
         watches = await asyncio.gather(*asked)
@@ -193,9 +227,12 @@ async def test_too_little_memory_is_a_preemption_with_what_it_cost(server: VllmS
 async def test_a_client_that_hangs_up_is_told_with_what_it_still_held(server: VllmServer) -> None:
     with server.view() as viewer:
         stream = await client_of(server).chat.completions.create(
-            model=server.model, messages=[{"role": "user", "content": LONG}], max_tokens=400, stream=True,
+            model=server.model,
+            messages=[{"role": "user", "content": LONG}],
+            max_tokens=400,
+            stream=True,
             extra_body={"ignore_eos": True},
-        )  # fmt: skip
+        )
         rid, seen = "", 0
         async for chunk in stream:
             rid, seen = chunk.id, seen + 1
@@ -211,10 +248,16 @@ async def test_a_client_that_hangs_up_is_told_with_what_it_still_held(server: Vl
     assert found.phase is Phase.DONE
     assert_covered(found)
     released = viewer.of(events.Released)[0]
-    # It is noticed when the server gets its core, and the engine has gone on till then: prompt and output so far, and
-    # at most one token that it had begun.
-    size = next(s.engine.block_size for s in viewer.state.sources.values() if s.engine and s.engine.block_size)
-    held = {-(-((found.prompt_tokens or 0) + found.output_tokens + more) // size) for more in (-1, 0, 1)}
+    # It is noticed when the server gets its core, and the engine has gone on till then: prompt and
+    # output so far, and at most one token that it had begun.
+    size = next(
+        s.engine.block_size
+        for s in viewer.state.sources.values()
+        if s.engine and s.engine.block_size
+    )
+    held = {
+        -(-((found.prompt_tokens or 0) + found.output_tokens + more) // size) for more in (-1, 0, 1)
+    }
     assert released.freed + released.cached in held
 
 
@@ -222,7 +265,9 @@ async def test_one_that_leaves_before_it_was_scheduled_held_nothing(server: Vllm
     client = client_of(server)
     with server.view() as viewer:
         busy = [
-            asyncio.create_task(ask(client, server.model, text, 40, **USAGE, extra_body={"ignore_eos": True}))
+            asyncio.create_task(
+                ask(client, server.model, text, 40, **USAGE, extra_body={"ignore_eos": True})
+            )
             for text in QUESTIONS[:4]
         ]
         await _until(lambda: len(viewer.of(events.Scheduled)) == 4)
@@ -245,9 +290,13 @@ async def test_one_that_leaves_before_it_was_scheduled_held_nothing(server: Vllm
 async def test_a_stop_string_ends_it_with_the_clients_count(server: VllmServer) -> None:
     with server.view() as viewer:
         answer = await client_of(server).completions.create(
-            model=server.model, prompt="1, 2, 3, 4, 5, 6, 7,", max_tokens=32, stop=[" 12"], temperature=0,
+            model=server.model,
+            prompt="1, 2, 3, 4, 5, 6, 7,",
+            max_tokens=32,
+            stop=[" 12"],
+            temperature=0,
             extra_headers={"X-Tenant-Id": "team-b"},
-        )  # fmt: skip
+        )
         viewer.settle()
     seen = view(viewer, answer.id)
     assert answer.usage is not None
@@ -262,7 +311,10 @@ async def test_a_stop_string_ends_it_with_the_clients_count(server: VllmServer) 
 async def test_several_answers_to_one_prompt_are_several_requests(server: VllmServer) -> None:
     with server.view() as viewer:
         answer = await client_of(server).chat.completions.create(
-            model=server.model, messages=[{"role": "user", "content": "Name a colour."}], max_tokens=6, n=2
+            model=server.model,
+            messages=[{"role": "user", "content": "Name a colour."}],
+            max_tokens=6,
+            n=2,
         )
         viewer.settle()
     assert answer.usage is not None
@@ -279,7 +331,9 @@ async def test_several_answers_to_one_prompt_are_several_requests(server: VllmSe
 async def test_a_wrong_request_is_closed_with_its_status(server: VllmServer) -> None:
     with server.view() as viewer:
         with pytest.raises(openai.BadRequestError):
-            await client_of(server).chat.completions.create(model=server.model, messages=[], max_tokens=-3)
+            await client_of(server).chat.completions.create(
+                model=server.model, messages=[], max_tokens=-3
+            )
         viewer.settle()
     (seen,) = viewer.views()
     assert seen.phase is Phase.DONE
@@ -289,9 +343,12 @@ async def test_a_wrong_request_is_closed_with_its_status(server: VllmServer) -> 
 async def test_a_grammar_is_kept_and_the_waiting_for_it_is_in_the_queue(server: VllmServer) -> None:
     with server.view() as viewer:
         answer = await client_of(server).chat.completions.create(
-            model=server.model, messages=[{"role": "user", "content": "Is the sky blue?"}], max_tokens=8, temperature=0,
+            model=server.model,
+            messages=[{"role": "user", "content": "Is the sky blue?"}],
+            max_tokens=8,
+            temperature=0,
             extra_body={"structured_outputs": {"choice": ["yes", "no"]}},
-        )  # fmt: skip
+        )
         viewer.settle()
     seen = view(viewer, answer.id)
     assert answer.choices[0].message.content in ("yes", "no")
@@ -309,9 +366,13 @@ async def test_log_probabilities_are_told_and_sampling_has_its_part(server: Vllm
         for _ in range(3):
             for asked in (False, True):
                 answer = await client.chat.completions.create(
-                    model=server.model, messages=[{"role": "user", "content": "Name a river."}], max_tokens=12,
-                    temperature=0, logprobs=asked, top_logprobs=20 if asked else None,
-                )  # fmt: skip
+                    model=server.model,
+                    messages=[{"role": "user", "content": "Name a river."}],
+                    max_tokens=12,
+                    temperature=0,
+                    logprobs=asked,
+                    top_logprobs=20 if asked else None,
+                )
                 rids[asked].append(answer.id)
         viewer.settle()
     for asked, ids in rids.items():
@@ -327,18 +388,21 @@ async def test_log_probabilities_are_told_and_sampling_has_its_part(server: Vllm
 
 
 async def test_the_engines_own_figures_are_ours(server: VllmServer) -> None:
-    """Each within 1 ms or 1 %, once the parts are left out by which the definitions differ (docs/coverage-vllm.md). One
-    request of the five may be off: a process that is without a core between the engine's instant and ours sees to that,
-    where a wrong definition is off in each."""
+    """Each within 1 ms or 1 %, once the parts are left out by which the definitions differ
+    (docs/coverage-vllm.md). One request of the five may be off: a process that is without a core
+    between the engine's instant and ours sees to that, where a wrong definition is off in each."""
     client = client_of(server)
     with server.view() as viewer:
         before = _metrics(server)
         watches: list[tuple[Stopwatch, dict[str, Any]]] = []
         for question in QUESTIONS:
             stream = await client.chat.completions.create(
-                model=server.model, messages=[{"role": "user", "content": question}], max_tokens=16, stream=True,
+                model=server.model,
+                messages=[{"role": "user", "content": question}],
+                max_tokens=16,
+                stream=True,
                 **USAGE,
-            )  # fmt: skip
+            )
             rid, theirs = "", {}
             async for chunk in stream:
                 rid = chunk.id
@@ -350,9 +414,12 @@ async def test_the_engines_own_figures_are_ours(server: VllmServer) -> None:
     off: dict[str, list[str]] = {"queue": [], "prefill": [], "decode": []}
     for watch, theirs in watches:
         request = viewer.request(watch.rid)
-        assert request.queued is not None and request.lookup is not None and request.batch is not None
+        assert (
+            request.queued is not None and request.lookup is not None and request.batch is not None
+        )
         step = request.batch.history
-        # vLLM's first and last token are the end of their steps, ours the instants at which the worker had them.
+        # vLLM's first and last token are the end of their steps, ours the instants at which the
+        # worker had them.
         told = step.end(request.passes[-1].step if isinstance(request.passes[-1].step, int) else -1)
         ours = {
             "queue": request.lookup - request.queued, "prefill": told - request.lookup,
@@ -368,12 +435,18 @@ async def test_the_engines_own_figures_are_ours(server: VllmServer) -> None:
         sums["e2e"] += latency.e2e(request) / 1e6  # type: ignore[operator]
     assert all(len(requests) <= 1 for requests in off.values()), off
     theirs_sum = {name: (after[metric] - before[metric]) * 1e3 for name, metric in _SUMS.items()}
-    print("sums over all, ms, ours / the engine's:", {n: (round(sums[n], 2), round(theirs_sum[n], 2)) for n in sums})
+    print(
+        "sums over all, ms, ours / the engine's:",
+        {n: (round(sums[n], 2), round(theirs_sum[n], 2)) for n in sums},
+    )
     for name in ("queue", "prefill", "decode"):
         assert abs(sums[name] - theirs_sum[name]) <= max(1.0 * len(watches), theirs_sum[name] / 100)
-    # Theirs starts when rendering starts and ends with the last output: parsing and closing are not in it.
+    # Theirs starts when rendering starts and ends with the last output: parsing and closing are not
+    # in it.
     outside = sum(_outside(viewer, watch.rid) for watch, _ in watches)
-    assert abs(sums["e2e"] - outside - theirs_sum["e2e"]) <= max(1.0 * len(watches), theirs_sum["e2e"] / 100)
+    assert abs(sums["e2e"] - outside - theirs_sum["e2e"]) <= max(
+        1.0 * len(watches), theirs_sum["e2e"] / 100
+    )
 
 
 _SUMS = {
@@ -419,7 +492,10 @@ def test_the_gauges_are_the_engines_own(server: VllmServer) -> None:
     with server.view() as viewer:
         client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0)
         client.chat.completions.create(
-            model=server.model, messages=[{"role": "user", "content": LONG}], max_tokens=3, temperature=0
+            model=server.model,
+            messages=[{"role": "user", "content": LONG}],
+            max_tokens=3,
+            temperature=0,
         )
         viewer.settle()
     metrics = _metrics(server)
@@ -437,11 +513,17 @@ def test_the_gauges_are_the_engines_own(server: VllmServer) -> None:
 def test_doctor_tells_what_is_hooked_in_the_running_engine(server: VllmServer) -> None:
     environment = {**os.environ, SOCKETS: str(server.sockets)}
     done = subprocess.run(
-        [sys.executable, "-m", "tracer", "doctor"], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "tracer", "doctor"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
-    covered = {row[0]: row for row in rows if len(row) > 3 and row[0].isdigit() and row[2] == "measured"}
+    covered = {
+        row[0]: row for row in rows if len(row) > 3 and row[0].isdigit() and row[2] == "measured"
+    }
     spaced = (["KV", "alloc"], ["LM", "head"], ["stream", "out"])
     covered |= {row[0]: row for row in rows if row[1:3] in spaced and row[3] == "measured"}
     assert set(covered) == {str(stage.value) for stage in Stage}, done.stdout
@@ -450,23 +532,33 @@ def test_doctor_tells_what_is_hooked_in_the_running_engine(server: VllmServer) -
 
 WRONG = {
     "no JSON": (b"{", "/chat/completions"),
-    "another model": (b'{"model": "another", "messages": [{"role": "user", "content": "Hi"}]}', "/chat/completions"),
+    "another model": (
+        b'{"model": "another", "messages": [{"role": "user", "content": "Hi"}]}',
+        "/chat/completions",
+    ),
     "too many tokens": (b'{"model": "M", "prompt": "Hi", "max_tokens": 100000}', "/completions"),
     "no messages": (b'{"model": "M"}', "/chat/completions"),
-}  # fmt: skip
+}
 
 
-async def test_an_error_is_a_failure_with_its_status_and_no_sample_of_a_latency(server: VllmServer) -> None:
+async def test_an_error_is_a_failure_with_its_status_and_no_sample_of_a_latency(
+    server: VllmServer,
+) -> None:
     with server.view() as viewer:
         viewer.settle()
-        before = viewer.state.snapshot(window_s=math.inf)  # what a viewer that comes late is told of earlier requests
-        statuses = [await asyncio.to_thread(post, server, path, body) for body, path in WRONG.values()]
+        # what a viewer that comes late is told of earlier requests
+        before = viewer.state.snapshot(window_s=math.inf)
+        statuses = [
+            await asyncio.to_thread(post, server, path, body) for body, path in WRONG.values()
+        ]
         watch = await ask(client_of(server), server.model, "Say hello.", 3, **USAGE)
         viewer.settle()
     assert all(400 <= status < 500 for status in statuses), statuses
     snapshot = viewer.state.snapshot(window_s=math.inf)
     *wrong, right = snapshot.requests[before.total :]
-    assert [(seen.status_code, seen.finish_reason) for seen in wrong] == [(code, "rejected") for code in statuses]
+    assert [(seen.status_code, seen.finish_reason) for seen in wrong] == [
+        (code, "rejected") for code in statuses
+    ]
     assert right.id == view(viewer, watch.rid).id
     assert all(seen.ttft_ms is None for seen in wrong)
     assert snapshot.finished - before.finished == len(statuses) + 1

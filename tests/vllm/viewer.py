@@ -1,4 +1,5 @@
-"""A viewer of all traced processes of a folder, by the same path as the product: sources → bus → state."""
+"""A viewer of all traced processes of a folder, by the same path as the product: sources → bus →
+state."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ E = TypeVar("E", bound=events.Event)
 
 
 class Viewer:
-    """Follows a folder on a thread of its own. `told` holds (source, event) in the order in which they were folded."""
+    """Follows a folder on a thread of its own. `told` holds (source, event) in the order in which
+    they were folded."""
 
     def __init__(self, sockets: Path) -> None:
         self._sockets = sockets
@@ -37,12 +39,18 @@ class Viewer:
     def __enter__(self) -> Viewer:
         self._thread.start()
         assert self._ready.wait(20), "no traced process said anything"
-        time.sleep(0.6)  # every process is asked in turn, and its snapshot waits in the bus for the others
+        # every process is asked in turn, and its snapshot waits in the bus for the others
+        time.sleep(0.6)
         self.told.clear()
         self._since = now()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
         self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(10)
 
@@ -51,8 +59,9 @@ class Viewer:
         return [event for _, event in self.told if isinstance(event, kind)]
 
     def settle(self) -> None:
-        """Wait until every process has told what lies before this call (its heartbeat of afterwards is in), and
-        nothing more comes but heartbeats. A process that has ended tells nothing more: ten seconds are enough then."""
+        """Wait until every process has told what lies before this call (its heartbeat of afterwards
+        is in), and nothing more comes but heartbeats. A process that has ended tells nothing more:
+        ten seconds are enough then."""
         asked, deadline = now(), time.monotonic() + 10
         while time.monotonic() < deadline:
             beaten = {
@@ -64,7 +73,9 @@ class Viewer:
                 break
             time.sleep(0.1)
         count = -1
-        while count != (count := sum(1 for _, event in self.told if not isinstance(event, events.Heartbeat))):
+        while count != (
+            count := sum(1 for _, event in self.told if not isinstance(event, events.Heartbeat))
+        ):
             time.sleep(0.6)
 
     def request(self, rid: str) -> Request:
@@ -75,7 +86,9 @@ class Viewer:
 
     def views(self) -> list[RequestView]:
         """What a screen shows of the requests that came since we look."""
-        late = {request.id for request in self.state.requests.order if request.first_seen >= self._since}
+        late = {
+            request.id for request in self.state.requests.order if request.first_seen >= self._since
+        }
         return [view for view in self.state.snapshot().requests if view.id in late]
 
     def roles(self) -> set[str]:

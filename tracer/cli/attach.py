@@ -28,11 +28,15 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError("one target of this host, or one or more of the form ssh://HOST")
     targets = [] if away else find_targets()
     if away and not has_screen():
-        raise UsageError(f"no terminal to show {away[0]} in; print it once with: tracer show {away[0]}")
+        raise UsageError(
+            f"no terminal to show {away[0]} in; print it once with: tracer show {away[0]}"
+        )
     if away:
         return _show(RemoteTarget.open(away), options)
     if not targets:
-        raise UsageError("nothing runs with the hooks on; start an engine with: tracer run -- CMD …")
+        raise UsageError(
+            "nothing runs with the hooks on; start an engine with: tracer run -- CMD …"
+        )
     if options.list:
         import asyncio
 
@@ -40,7 +44,9 @@ def run(options: argparse.Namespace) -> int:
         return 0
     target = choose(targets, options.targets[0]) if options.targets else _only(targets)
     if not has_screen():
-        raise UsageError(f"no terminal to show {target.name} in; print it once with: tracer show {target.name}")
+        raise UsageError(
+            f"no terminal to show {target.name} in; print it once with: tracer show {target.name}"
+        )
     return _show(target, options)
 
 
@@ -57,7 +63,8 @@ def _show(target: Target | RemoteTarget, options: argparse.Namespace) -> int:
 
 
 def _only(targets: Sequence[Target]) -> Target:
-    """The single target, or the one that the user picks. Raises UsageError where nobody can be asked."""
+    """The single target, or the one that the user picks. Raises UsageError where nobody can be
+    asked."""
     import asyncio
 
     from tracer.transport.targets import choose, table
@@ -67,7 +74,9 @@ def _only(targets: Sequence[Target]) -> Target:
     lines = asyncio.run(table(targets))
     print("\n".join(lines), file=sys.stderr)
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError("several engines run: name one, for example: tracer attach " + targets[0].name)
+        raise UsageError(
+            "several engines run: name one, for example: tracer attach " + targets[0].name
+        )
     print("which one? ", end="", file=sys.stderr, flush=True)
     return choose(targets, sys.stdin.readline().strip())
 
@@ -79,7 +88,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "targets",
         nargs="*",
         metavar="NAME|PID|ssh://HOST",
-        help="which one, as --list names it, or those of other hosts: ssh://[user@]host[:port][/NAME]; "
+        help="which one, as --list names it, or those of other hosts: "
+        "ssh://[user@]host[:port][/NAME]; "
         "tracer has to be there, in the PATH or where TRACER_RELAY says",
     )
     parser.add_argument("--list", action="store_true", help="print what can be joined and leave")

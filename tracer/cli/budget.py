@@ -1,4 +1,5 @@
-"""``tracer budget``: the model's figures printed or on a screen, calibrated by a recording, or what would change if.
+"""``tracer budget``: the model's figures printed or on a screen, calibrated by a recording, or what
+would change if.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ def _keep_processor() -> None:
     try:
         keep_processor(this_cpu())
     except OSError as error:
-        print(f"tracer: what was measured of this processor is not kept: {error.strerror}", file=sys.stderr)
+        print(
+            f"tracer: what was measured of this processor is not kept: {error.strerror}",
+            file=sys.stderr,
+        )
 
 
 def _observed(options: argparse.Namespace, target: str) -> Observed:
@@ -66,7 +70,8 @@ def _observed(options: argparse.Namespace, target: str) -> Observed:
 
 
 def _fit(options: argparse.Namespace) -> int:
-    """Estimate the engine's shares of its device from a recording, and keep them for the expected values."""
+    """Estimate the engine's shares of its device from a recording, and keep them for the expected
+    values."""
     from tracer.analysis.fit.calibration import keep_fit
     from tracer.analysis.fit.fit import fit_trace
     from tracer.analysis.model.devices import device
@@ -96,7 +101,10 @@ def _what_if(options: argparse.Namespace) -> int:
 
     target, *words = options.what_if
     if not words:
-        raise AnalysisError("--what-if needs a change after FILE, for example: prefix-cache=on max-num-seqs=64 rate×2")
+        raise AnalysisError(
+            "--what-if needs a change after FILE, for example: prefix-cache=on max-num-seqs=64 "
+            "rate×2"
+        )
     changes = parse_changes(" ".join(words))
     seen = _observed(options, target)
     found = fit_trace(seen, device=device(options.device) if options.device else None)

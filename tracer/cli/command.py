@@ -17,9 +17,10 @@ class UsageError(UserError):
 class Command:
     """One command of the command line.
 
-    `examples` are lines that can be pasted, each indented by two spaces. `add_arguments` is called only when the
-    command is the one that was typed, `run` after that; what takes long to import is imported inside of them. `run`
-    returns the exit code and raises `UserError` or `OSError` for what goes wrong.
+    `examples` are lines that can be pasted, each indented by two spaces. `add_arguments` is called
+    only when the command is the one that was typed, `run` after that; what takes long to import is
+    imported inside of them. `run` returns the exit code and raises `UserError` or `OSError` for
+    what goes wrong.
     """
 
     name: str

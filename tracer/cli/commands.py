@@ -28,6 +28,9 @@ GROUPS: Final = (
     ("keep", (record.COMMAND,)),
     ("understand", (show.COMMAND, diagnose.COMMAND, compare.COMMAND, doctor.COMMAND)),
     ("plan", (budget.COMMAND,)),
-    ("hand on", (export.COMMAND, import_trace.COMMAND, metrics.COMMAND, relay.COMMAND, completion.COMMAND)),
+    (
+        "hand on",
+        (export.COMMAND, import_trace.COMMAND, metrics.COMMAND, relay.COMMAND, completion.COMMAND),
+    ),
 )
 """Heading → commands, in the order of the help."""

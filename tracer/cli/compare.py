@@ -81,12 +81,15 @@ def _check(text: str) -> tuple[str, float]:
     except ValueError:
         share = -1.0
     if not separator or not 0 <= share < 1e6:
-        raise AnalysisError(f"--fail-on wants a stage or timer and per cent, such as decode=5, not {text[:40]!r}")
+        raise AnalysisError(
+            f"--fail-on wants a stage or timer and per cent, such as decode=5, not {text[:40]!r}"
+        )
     return row_of(name).key, share
 
 
 def _failed(comparison: Comparison, checks: Sequence[tuple[str, float]]) -> int:
-    """1 when a check does not hold, each of which is told on stderr; one that cannot be decided does not hold."""
+    """1 when a check does not hold, each of which is told on stderr; one that cannot be decided
+    does not hold."""
     from tracer.format.text import clean
 
     code = 0
@@ -97,7 +100,11 @@ def _failed(comparison: Comparison, checks: Sequence[tuple[str, float]]) -> int:
             name = clean(comparison.columns[pair.after].name)
             if change.differs is None:
                 reason = f"cannot be checked: {change.why or 'not measured'}"
-            elif change.differs and (change.difference or 0.0) > 0 and (change.relative or 0.0) > share:
+            elif (
+                change.differs
+                and (change.difference or 0.0) > 0
+                and (change.relative or 0.0) > share
+            ):
                 reason = f"rose {change.relative:.1%}, {share:.0%} is allowed"
             else:
                 continue
@@ -108,30 +115,57 @@ def _failed(comparison: Comparison, checks: Sequence[tuple[str, float]]) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("targets", nargs="+", action=_Targets, metavar="FILE|TARGET",
-                     help="two or three recorded traces, pids, or names as in tracer attach --list; the first one is "
-                          "what the others are compared with")  # fmt: skip
-    parser.add_argument("--percentile", choices=PERCENTILES, default="p50", help="which figure (default p50)")
-    parser.add_argument("--match", choices=MATCHES, default="length",
-                     help="which requests are held against each other: of the same prompt and output length (default); "
-                          "of the same computed tokens as well (work): what a prefix cache saves is no difference "
-                          "then; or all (none)")  # fmt: skip
+    parser.add_argument(
+        "targets",
+        nargs="+",
+        action=_Targets,
+        metavar="FILE|TARGET",
+        help="two or three recorded traces, pids, or names as in tracer attach --list; the first "
+        "one is "
+        "what the others are compared with",
+    )
+    parser.add_argument(
+        "--percentile", choices=PERCENTILES, default="p50", help="which figure (default p50)"
+    )
+    parser.add_argument(
+        "--match",
+        choices=MATCHES,
+        default="length",
+        help="which requests are held against each other: of the same prompt and output length "
+        "(default); "
+        "of the same computed tokens as well (work): what a prefix cache saves is no difference "
+        "then; or all (none)",
+    )
     parser.add_argument("--json", action="store_true", help="as JSON on stdout")
-    parser.add_argument("--screen", action="store_true",
-                     help="in the screens of this tool, to look around in; without it the comparison is printed, on a "
-                          "terminal as well as into a pipe")  # fmt: skip
-    parser.add_argument("--fail-on", action="append", default=[], metavar="ROW=PERCENT",
-                     help="exit with 1 when a stage or timer (e2e, ttft, queue, prefill_time, tpot, itl) got slower "
-                          "by more than so many per cent, beyond noise, or cannot be compared; may be "
-                          "repeated")  # fmt: skip
-
+    parser.add_argument(
+        "--screen",
+        action="store_true",
+        help="in the screens of this tool, to look around in; without it the comparison is "
+        "printed, on a "
+        "terminal as well as into a pipe",
+    )
+    parser.add_argument(
+        "--fail-on",
+        action="append",
+        default=[],
+        metavar="ROW=PERCENT",
+        help="exit with 1 when a stage or timer (e2e, ttft, queue, prefill_time, tpot, itl) got "
+        "slower "
+        "by more than so many per cent, beyond noise, or cannot be compared; may be "
+        "repeated",
+    )
 
 
 class _Targets(argparse.Action):
     """Two or three of them."""
 
-    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object,
-                 option_string: str | None = None) -> None:  # fmt: skip
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
         given = list(values) if isinstance(values, list) else []
         if not 2 <= len(given) <= 3:
             parser.error(f"two or three traces are compared, not {len(given)}")

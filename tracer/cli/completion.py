@@ -1,6 +1,7 @@
 """``tracer completion``: prints the script by which a shell completes commands, options and values.
 
-shtab makes it from the command line itself, whenever it is asked for: what is printed is never out of date.
+shtab makes it from the command line itself, whenever it is asked for: what is printed is never out
+of date.
 """
 
 from __future__ import annotations
@@ -68,7 +69,6 @@ def _places(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Act
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
     parser.add_argument("shell", choices=list(SHELLS), help="which shell")
-
 
 
 COMMAND = Command(

@@ -46,9 +46,17 @@ def diagnosis_of(options: argparse.Namespace) -> Diagnosis:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the target, what it is compared with, and when to fail."""
     add = parser.add_argument
-    add("target", metavar="FILE|TARGET", help="a recorded trace, a pid, or a name as in tracer attach --list")
+    add(
+        "target",
+        metavar="FILE|TARGET",
+        help="a recorded trace, a pid, or a name as in tracer attach --list",
+    )
     add("--json", action="store_true", help="as JSON on stdout")
-    add("--baseline", metavar="FILE", help="a trace of when all was well: what is slower than there is found too")
+    add(
+        "--baseline",
+        metavar="FILE",
+        help="a trace of when all was well: what is slower than there is found too",
+    )
     add(
         "--clients", type=Path, metavar="FILE",
         help="what the clients measured, one JSON object per line (demo --stopwatch)",
@@ -58,9 +66,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how long a live target is watched first (default {WATCH_S:g})",
     )  # fmt: skip
     add(
-        "--fail-on", action="append", default=[], type=_matcher, metavar="RULE|STAGE",
-        help="exit with 1 when such a finding is made (a rule, a stage's id or number, or any); may be repeated",
-    )  # fmt: skip
+        "--fail-on",
+        action="append",
+        default=[],
+        type=_matcher,
+        metavar="RULE|STAGE",
+        help=(
+            "exit with 1 when such a finding is made (a rule, a stage's id or number, or any); may "
+            "be repeated"
+        ),
+    )
 
 
 def _matcher(text: str) -> str:

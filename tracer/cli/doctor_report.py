@@ -1,4 +1,5 @@
-"""What `tracer doctor` says: versions, sockets, what is hooked in each process and what is not, and why."""
+"""What `tracer doctor` says: versions, sockets, what is hooked in each process and what is not, and
+why."""
 
 from __future__ import annotations
 
@@ -23,18 +24,40 @@ from tracer.transport.follow import watch_for
 from tracer.transport.run_folders import run_folders
 from tracer.transport.targets import LOOK_S, Target, find_targets
 
-PACKAGES: Final = ("msgspec", "textual", "numpy", "zstandard", "transformers", "torch", "vllm", "openai")
-"""Distributions whose version matters, whether here for the viewer or for an engine in the same environment."""
+PACKAGES: Final = (
+    "msgspec",
+    "textual",
+    "numpy",
+    "zstandard",
+    "transformers",
+    "torch",
+    "vllm",
+    "openai",
+)
+"""Distributions whose version matters, whether here for the viewer or for an engine in the same
+environment."""
 
 
 def report() -> list[str]:
     """All of it, as lines."""
     targets = find_targets()
-    lines = ["tracer", *_indent(_versions()), "", "sockets", *_indent(_sockets()), "", "files", *_indent(_files()), ""]
+    lines = [
+        "tracer",
+        *_indent(_versions()),
+        "",
+        "sockets",
+        *_indent(_sockets()),
+        "",
+        "files",
+        *_indent(_files()),
+        "",
+    ]
     lines.append("traced processes")
     if not targets:
         return [*lines, "  none; start an engine with: tracer run -- CMD …"]
-    state = asyncio.run(watch_for([source for target in targets for source in target.sources()], LOOK_S))
+    state = asyncio.run(
+        watch_for([source for target in targets for source in target.sources()], LOOK_S)
+    )
     for target in targets:
         lines += _indent(_target(target, state))
     return lines
@@ -64,14 +87,18 @@ def _sockets() -> list[str]:
             runs = sum(folder.parent == place for folder in run_folders())
             lines.append(f"{clean(str(place))}: private, runs: {runs}")
         except SocketError as error:
-            lines.append(clean(str(error)) if place.exists() else f"{clean(str(place))}: not there yet")
+            lines.append(
+                clean(str(error)) if place.exists() else f"{clean(str(place))}: not there yet"
+            )
     return lines
 
 
 def _files() -> list[str]:
     folder = log_folder()
     logs = len(list(folder.glob("*.log"))) if folder.is_dir() else 0
-    free = shutil.disk_usage(next(parent for parent in (folder, *folder.parents) if parent.exists())).free
+    free = shutil.disk_usage(
+        next(parent for parent in (folder, *folder.parents) if parent.exists())
+    ).free
     terminal = f"TERM={os.environ.get('TERM', '')}, stdout {sys.stdout.encoding}"
     return [f"{'logs':<13} {clean(str(folder))}: {logs}, {free / 1e9:.0f} GB free",
             f"{'terminal':<13} {clean(terminal)}"]  # fmt: skip
@@ -86,8 +113,11 @@ def _target(target: Target, state: TraceState) -> list[str]:
         if header is None:
             lines.append(f"{clean(target.name)}: process {found.pid}: {clean(found.problem)}")
             continue
-        lines.append(f"{clean(target.name)}: process {found.pid}, {clean(header.role)}, {clean(header.title)}, "
-                     f"hooks {clean(header.hooks_version) or 'unknown'}")  # fmt: skip
+        lines.append(
+            f"{clean(target.name)}: process {found.pid}, {clean(header.role)}, "
+            f"{clean(header.title)}, "
+            f"hooks {clean(header.hooks_version) or 'unknown'}"
+        )
         engine = engines.get(header.source)
         if engine is not None:
             lines += _indent(_engine(engine))

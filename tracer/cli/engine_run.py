@@ -34,8 +34,15 @@ def run_job(job: Job, options: argparse.Namespace, *, traffic: Any, mode: str) -
         flight = new_flight(options, options.record, voice.say)
         whole = options.record is not None and flight is None
         recorder = new_recorder(options.record, options.with_text) if whole else None
-        this = Run(job, traced_environment, voice.say, log=options.log, on_line=voice.line if headless else None,
-                   recorder=recorder, flight=flight)  # fmt: skip
+        this = Run(
+            job,
+            traced_environment,
+            voice.say,
+            log=options.log,
+            on_line=voice.line if headless else None,
+            recorder=recorder,
+            flight=flight,
+        )
     except OSError as error:
         place = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise UsageError(f"cannot start a run: {place}") from error
@@ -45,7 +52,9 @@ def run_job(job: Job, options: argparse.Namespace, *, traffic: Any, mode: str) -
             return _headless(this, options)
         from tracer.cli.screen import show_run
 
-        return show_run(this, voice, traffic=traffic, mode=mode, with_text=options.with_text, slo=options.slo)
+        return show_run(
+            this, voice, traffic=traffic, mode=mode, with_text=options.with_text, slo=options.slo
+        )
     except RunError as error:
         for line in () if headless else this.tail():
             voice.line(line)
@@ -66,8 +75,12 @@ def _headless(this: Any, options: argparse.Namespace) -> int:
         this.say(this.untraced)
     facts = {"name": this.name, "command": this.job.title, "exit_code": outcome.exit_code,
              "seconds": round(this.seconds, 3), "log": this.log.path}  # fmt: skip
-    more = {"run": facts, "diagnosis": outcome.diagnosis.summary(), **this.job.extra(outcome.snapshot),
-            **this.outlets.extra(outcome.snapshot.began)}  # fmt: skip
+    more = {
+        "run": facts,
+        "diagnosis": outcome.diagnosis.summary(),
+        **this.job.extra(outcome.snapshot),
+        **this.outlets.extra(outcome.snapshot.began),
+    }
     print_summary(outcome.snapshot, options.json, more)
     if not options.json:
         from tracer.format.text import clean
@@ -79,12 +92,26 @@ def _headless(this: Any, options: argparse.Namespace) -> int:
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what a run can be told beside what it runs."""
     add = parser.add_argument
-    add("--headless", action="store_true", help="no screen: the engine's output on stderr, a summary at the end")
-    add("--seconds", type=arguments.seconds, metavar="N", help="end after N seconds of service (implies --headless)")
+    add(
+        "--headless",
+        action="store_true",
+        help="no screen: the engine's output on stderr, a summary at the end",
+    )
+    add(
+        "--seconds",
+        type=arguments.seconds,
+        metavar="N",
+        help="end after N seconds of service (implies --headless)",
+    )
     add("--json", action="store_true", help="the summary as JSON on stdout (implies --headless)")
     add("--record", type=Path, metavar="FILE", help="record what happens to FILE, to be replayed")
     add("--with-text", action="store_true", help="record prompts and outputs too")
     add_flight_arguments(parser)
     add_monitor_arguments(parser)
-    add("--log", type=Path, metavar="FILE", help="append the engine's output to FILE, not to one in the log folder")
+    add(
+        "--log",
+        type=Path,
+        metavar="FILE",
+        help="append the engine's output to FILE, not to one in the log folder",
+    )
     arguments.add_slo(parser)

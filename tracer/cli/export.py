@@ -21,9 +21,14 @@ if TYPE_CHECKING:
     from tracer.state.trace_state import TraceState
 
 FORMATS: Final = {
-    "perfetto": ".pftrace", "chrome": ".chrome.json", "otlp": ".otlp.jsonl", "csv": "-csv", "parquet": "-parquet",
-    "html": ".html", "svg": ".svg",
-}  # fmt: skip
+    "perfetto": ".pftrace",
+    "chrome": ".chrome.json",
+    "otlp": ".otlp.jsonl",
+    "csv": "-csv",
+    "parquet": "-parquet",
+    "html": ".html",
+    "svg": ".svg",
+}
 """What can be written, and what is put behind the trace's name when no other was given."""
 EXTRA: Final = "export"
 """The optional dependencies that some of the formats need."""
@@ -64,7 +69,8 @@ def export_state(
     request: str | None = None,
     overwrite: bool = False,
 ) -> Whole:
-    """Write `state` to `path` in one of `FORMATS` (``csv`` and ``parquet``: a folder of three files); what was written.
+    """Write `state` to `path` in one of `FORMATS` (``csv`` and ``parquet``: a folder of three
+    files); what was written.
 
     `name` is what the trace is called in it. Raises ExportError, MissingExtraError.
     """
@@ -112,7 +118,10 @@ def _pieces(kind: str, whole: Whole, state: TraceState) -> Iterable[bytes]:
     if kind == "otlp":
         from tracer.export.otlp import otlp_documents
 
-        return ((json.dumps(document, separators=(",", ":")) + "\n").encode() for document in otlp_documents(whole))
+        return (
+            (json.dumps(document, separators=(",", ":")) + "\n").encode()
+            for document in otlp_documents(whole)
+        )
     if kind == "html":
         from tracer.export.page_file import page_text
 
@@ -122,7 +131,7 @@ def _pieces(kind: str, whole: Whole, state: TraceState) -> Iterable[bytes]:
     return [svg_text(whole).encode("utf-8")]
 
 
-# --- commands --------------------------------------------------------------------------------------------------------
+# --- commands -------------------------------------------------------------------------------------
 
 
 def run(options: argparse.Namespace) -> int:
@@ -173,21 +182,33 @@ def _name(target: str) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the target, the format and where it goes."""
-    parser.add_argument("target", metavar="FILE|TARGET",
-                     help="a recorded trace, a pid, a name as in tracer attach --list, or a socket")  # fmt: skip
+    parser.add_argument(
+        "target",
+        metavar="FILE|TARGET",
+        help="a recorded trace, a pid, a name as in tracer attach --list, or a socket",
+    )
     parser.add_argument("--to", required=True, choices=list(FORMATS), help="the format")
     where = "the file to write, for csv and parquet a folder (default: named after the trace)"
     parser.add_argument("-o", "--output", metavar="PATH", help=where)
-    parser.add_argument("--endpoint", metavar="URL", help="send OTLP to a collector over HTTP instead of writing a file")
-    parser.add_argument("--request", metavar="ID", help="one request only, and the steps that it took part in")
-    parser.add_argument("--with-text", action="store_true", help="prompts and outputs too, if the trace has them")
+    parser.add_argument(
+        "--endpoint",
+        metavar="URL",
+        help="send OTLP to a collector over HTTP instead of writing a file",
+    )
+    parser.add_argument(
+        "--request", metavar="ID", help="one request only, and the steps that it took part in"
+    )
+    parser.add_argument(
+        "--with-text", action="store_true", help="prompts and outputs too, if the trace has them"
+    )
     parser.add_argument("--force", action="store_true", help="replace what exists")
 
 
 COMMAND = Command(
     "export",
     "write a trace for other tools: Perfetto, OpenTelemetry, tables, a page, a picture",
-    "  tracer export slow.trace --to perfetto          # then open slow.pftrace at ui.perfetto.dev\n"
+    "  tracer export slow.trace --to perfetto          # then open slow.pftrace at "
+    "ui.perfetto.dev\n"
     "  tracer export slow.trace --to html -o slow.html\n"
     "  tracer export slow.trace --to parquet -o tables\n"
     "  tracer export slow.trace --to otlp --endpoint http://localhost:4318",

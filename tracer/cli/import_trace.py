@@ -59,15 +59,20 @@ def write_trace(imported: Imported, path: Path, *, overwrite: bool = False) -> N
     from tracer.recording.keyframes.keyframer import Keyframer
 
     if path.exists() and not overwrite:
-        raise ExportError(f"{path} exists already: give another name with -o, or --force to replace it")
+        raise ExportError(
+            f"{path} exists already: give another name with -o, or --force to replace it"
+        )
     beside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")
     began = imported.events[0][1].t if imported.events else 0
     try:
-        # With text: what has none does not get any, and what was asked for when it was exported is not lost again.
+        # With text: what has none does not get any, and what was asked for when it was exported is
+        # not lost again.
         recorder = Recorder(
-            beside, with_text=any(event.sensitive for _, event in imported.events), keyframes=Keyframer(),
+            beside,
+            with_text=any(event.sensitive for _, event in imported.events),
+            keyframes=Keyframer(),
             now=lambda: began,
-        )  # fmt: skip
+        )
         for header in imported.headers:
             recorder.write(Delivery(header.source, header))
         block = began
@@ -90,8 +95,12 @@ def write_trace(imported: Imported, path: Path, *, overwrite: bool = False) -> N
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the file, its format, and the trace to write."""
-    parser.add_argument("file", metavar="FILE", help="OTLP as JSON, one document or one a line, or a Chrome trace")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write")
+    parser.add_argument(
+        "file", metavar="FILE", help="OTLP as JSON, one document or one a line, or a Chrome trace"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="the trace to write"
+    )
     parser.add_argument("--from", dest="format", choices=("auto", "otlp", "chrome"), default="auto",
                      help="what FILE is (default: looked at)")  # fmt: skip
     parser.add_argument("--force", action="store_true", help="replace what exists")

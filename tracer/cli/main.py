@@ -1,7 +1,7 @@
 """The command line: arguments in, exit codes out.
 
-Exit codes: 0 done, 2 wrong usage or bad input with a one-line reason, 128 + n when signal n ended us; `run` exits like
-the command that it ran.
+Exit codes: 0 done, 2 wrong usage or bad input with a one-line reason, 128 + n when signal n ended
+us; `run` exits like the command that it ran.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # The reader of our output has gone; what is left in the buffer must not be tried again at exit.
+        # The reader of our output has gone; what is left in the buffer must not be tried again at
+        # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -52,7 +53,8 @@ def _reason(error: Exception, known: bool) -> str:
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         import warnings
 
-        sys.unraisablehook = lambda _: None  # an event loop that could not be made complains as it is cleared away
+        # an event loop that could not be made complains as it is cleared away
+        sys.unraisablehook = lambda _: None
         warnings.simplefilter("ignore")
         return "no file descriptor is left: raise the limit (ulimit -n) or close what holds them"
     reason = " ".join(clean(str(error), keep_newlines=True).split()) or type(error).__name__

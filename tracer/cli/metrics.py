@@ -23,7 +23,11 @@ def run(options: argparse.Namespace) -> int:
 
     outlets = Outlets.open(options, _say)
     try:
-        return _of_file(options.target, outlets) if is_trace(options.target) else _of_engine(options, outlets)
+        return (
+            _of_file(options.target, outlets)
+            if is_trace(options.target)
+            else _of_engine(options, outlets)
+        )
     finally:
         outlets.close()
 
@@ -46,7 +50,11 @@ def _of_file(target: str, outlets: Outlets) -> int:
                 state.add_source(delivery.header)
             state.unknown += delivery.unknown
             for event in delivery.events:
-                if outlets.alerts is not None and event.t >= due and (not due or event.t <= state.now + LEAP):
+                if (
+                    outlets.alerts is not None
+                    and event.t >= due
+                    and (not due or event.t <= state.now + LEAP)
+                ):
                     if due:
                         outlets.look(state, state.now)
                     due = event.t + period
@@ -80,7 +88,9 @@ def _of_engine(options: argparse.Namespace, outlets: Outlets) -> int:
         working = asyncio.create_task(outlets.run(state))
         following = asyncio.create_task(follow(bus, state))
         try:
-            await asyncio.wait({following, working}, timeout=options.seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {following, working}, timeout=options.seconds, return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
             for task in (following, working):
                 task.cancel()
@@ -109,10 +119,15 @@ def _say(text: str) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("target", metavar="FILE|TARGET", help="a recorded trace, a pid, or a name as in attach --list")
+    parser.add_argument(
+        "target",
+        metavar="FILE|TARGET",
+        help="a recorded trace, a pid, or a name as in attach --list",
+    )
     add_monitor_arguments(parser)
-    parser.add_argument("--seconds", type=arguments.seconds, metavar="N", help="end after N seconds")
-
+    parser.add_argument(
+        "--seconds", type=arguments.seconds, metavar="N", help="end after N seconds"
+    )
 
 
 COMMAND = Command(

@@ -27,7 +27,9 @@ def print_json(document: dict[str, Any]) -> None:
     print_text(json.dumps(document, indent=2))
 
 
-def print_summary(snapshot: Snapshot, as_json: bool, extra: dict[str, object] | None = None) -> None:
+def print_summary(
+    snapshot: Snapshot, as_json: bool, extra: dict[str, object] | None = None
+) -> None:
     """Print the state as JSON, or as text that fits the terminal."""
     from tracer.export import jsondoc, text
 
@@ -36,7 +38,9 @@ def print_summary(snapshot: Snapshot, as_json: bool, extra: dict[str, object] | 
 
         print_json(jsondoc.document(snapshot, extra=extra, beside=Beside()))
     else:
-        print_text(text.report(snapshot, width=width(), unicode=has_bars(), colour=_colour()).rstrip("\n"))
+        print_text(
+            text.report(snapshot, width=width(), unicode=has_bars(), colour=_colour()).rstrip("\n")
+        )
 
 
 def print_request(state: TraceState, wanted: str, as_json: bool) -> None:
@@ -56,11 +60,20 @@ def print_request(state: TraceState, wanted: str, as_json: bool) -> None:
     expected = beside.stages(engine, detail)
     note = "" if engine is None else beside.basis(engine).text
     report = text.request_report(
-        detail, width=width(), unicode=has_bars(), colour=_colour(), expected=expected, expected_from=note
+        detail,
+        width=width(),
+        unicode=has_bars(),
+        colour=_colour(),
+        expected=expected,
+        expected_from=note,
     )
     print_text(report.rstrip("\n"))
 
 
 def _colour() -> bool:
     """Whether stdout is a terminal that takes colours."""
-    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb" and not os.environ.get("NO_COLOR")
+    return (
+        sys.stdout.isatty()
+        and os.environ.get("TERM", "dumb") != "dumb"
+        and not os.environ.get("NO_COLOR")
+    )

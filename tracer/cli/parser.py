@@ -32,18 +32,22 @@ class Parser(argparse.ArgumentParser):
 def parser_of(groups: Groups, wanted: str = "", *, listed: bool = False) -> argparse.ArgumentParser:
     """Return a parser that knows all commands, and the arguments of the one called `wanted`.
 
-    With `listed` argparse knows the summaries too; the help has them in groups, which argparse cannot.
+    With `listed` argparse knows the summaries too; the help has them in groups, which argparse
+    cannot.
     """
     parser = Parser(
         prog="tracer",
         usage="tracer [-h] [--version] COMMAND …",
-        description="A live stopwatch on every stage of every request in an LLM engine.\n\n" + _listed(groups),
+        description="A live stopwatch on every stage of every request in an LLM engine.\n\n"
+        + _listed(groups),
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"tracer {__version__}")
-    commands = parser.add_subparsers(title="more", metavar="COMMAND --help", dest="name", prog="tracer")
+    commands = parser.add_subparsers(
+        title="more", metavar="COMMAND --help", dest="name", prog="tracer"
+    )
     commands.help = "all options of a command, with examples"
     for _, group in groups:
         for command in group:
@@ -73,12 +77,16 @@ def whole_parser(groups: Groups) -> argparse.ArgumentParser:
 
 def subparsers(parser: argparse.ArgumentParser) -> dict[str, Any]:
     """Return name → parser of the commands."""
-    action = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    action = next(
+        action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
+    )
     return action.choices
 
 
 def _listed(groups: Groups) -> str:
     return "\n\n".join(
-        "\n".join([f"{heading}:", *(f"  {command.name:<12}{command.summary}" for command in commands)])
+        "\n".join(
+            [f"{heading}:", *(f"  {command.name:<12}{command.summary}" for command in commands)]
+        )
         for heading, commands in groups
     )

@@ -30,8 +30,11 @@ def run(options: argparse.Namespace) -> int:
     for source in target.sources():
         bus.add(source)
     if flight is not None:
-        say(f"the last {_length(options.flight_recorder)} of {target.name} are kept; written {_when(options.on)}, "
-             f"or on: kill -USR1 {os.getpid()}; Ctrl-C ends it")  # fmt: skip
+        say(
+            f"the last {_length(options.flight_recorder)} of {target.name} are kept; written "
+            f"{_when(options.on)}, "
+            f"or on: kill -USR1 {os.getpid()}; Ctrl-C ends it"
+        )
         asyncio.run(_fly(flight, bus, options.seconds))
         return 2 if flight.error else 0
     recorder = new_recorder(options.output, options.with_text)
@@ -56,7 +59,8 @@ async def _fly(flight: FlightRecorder, bus: Bus, seconds: float | None) -> None:
 
 
 async def _until_asked(writing: object, bus: Bus, seconds: float | None) -> None:
-    """Carry events until a signal comes, the time is over, or there is nothing more to carry or to write."""
+    """Carry events until a signal comes, the time is over, or there is nothing more to carry or to
+    write."""
     import asyncio
 
     from tracer.launch.headless import SIGNALS
@@ -88,9 +92,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("target", metavar="TARGET", help="a pid, a name as in tracer attach --list, or a socket")
     add(
-        "-o", "--output", type=Path, required=True, metavar="FILE",
-        help="the file to write; with --flight-recorder a folder, or a name to which the time is added",
-    )  # fmt: skip
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help=(
+            "the file to write; with --flight-recorder a folder, or a name to which the time is "
+            "added"
+        ),
+    )
     add("--seconds", type=arguments.seconds, metavar="N", help="end after N seconds")
     add("--with-text", action="store_true", help="record prompts and outputs too")
     add_flight_arguments(parser)

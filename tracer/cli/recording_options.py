@@ -26,10 +26,11 @@ def new_recorder(path: Path, with_text: bool) -> Recorder:
 
 
 def new_flight(options: argparse.Namespace, path: Path | None, say: Say) -> FlightRecorder | None:
-    """The flight recorder that the options ask for, None when they ask for none. `path`: folder or file name that it
-    writes to, default the working folder.
+    """The flight recorder that the options ask for, None when they ask for none. `path`: folder or
+    file name that it writes to, default the working folder.
 
-    Raises TargetError in one line for rules that are none and for a folder that cannot be written to.
+    Raises TargetError in one line for rules that are none and for a folder that cannot be written
+    to.
     """
     from tracer.monitor.live_findings import live_findings
     from tracer.recording.triggers import RuleError, parse
@@ -37,7 +38,9 @@ def new_flight(options: argparse.Namespace, path: Path | None, say: Say) -> Flig
 
     if options.flight_recorder is None:
         if options.on:
-            raise TargetError(f"--on {options.on[0]} says when a flight recorder writes: add --flight-recorder 5m")
+            raise TargetError(
+                f"--on {options.on[0]} says when a flight recorder writes: add --flight-recorder 5m"
+            )
         return None
     try:
         rules = [parse(text, live_findings()) for text in options.on]
@@ -68,9 +71,19 @@ def say(sentence: str) -> None:
 
 def add_flight_arguments(parser: argparse.ArgumentParser) -> None:
     """The flight recorder's options."""
-    parser.add_argument("--flight-recorder", type=arguments.minutes, metavar="5m",
-                        help="keep the last minutes in memory, and write them only when a rule of --on fires, on "
-                             "SIGUSR1, or on the key R")  # fmt: skip
-    parser.add_argument("--on", action="append", default=[], metavar="RULE",
-                        help="when: ttft_p95>2s, itl_p99@10s>80ms, waiting>20, kv>95%%, preemption, stall, dead, gap, "
-                             "failed, finding; may be given several times")  # fmt: skip
+    parser.add_argument(
+        "--flight-recorder",
+        type=arguments.minutes,
+        metavar="5m",
+        help="keep the last minutes in memory, and write them only when a rule of --on fires, on "
+        "SIGUSR1, or on the key R",
+    )
+    parser.add_argument(
+        "--on",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="when: ttft_p95>2s, itl_p99@10s>80ms, waiting>20, kv>95%%, preemption, stall, dead, "
+        "gap, "
+        "failed, finding; may be given several times",
+    )

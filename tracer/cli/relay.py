@@ -20,7 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "target",
         nargs="?",
         metavar="NAME|PID",
-        help="which one, as tracer attach --list names it; default: every process of this user that runs with the "
+        help="which one, as tracer attach --list names it; default: every process of this user "
+        "that runs with the "
         "hooks on",
     )
 

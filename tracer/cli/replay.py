@@ -21,9 +21,14 @@ def run(options: argparse.Namespace) -> int:
     from tracer.transport.targets import TargetError
 
     if not has_screen():
-        raise TargetError(f"no terminal to replay {options.file} in; print it once with: tracer show {options.file}")
+        raise TargetError(
+            f"no terminal to replay {options.file} in; print it once with: tracer show "
+            f"{options.file}"
+        )
 
-    player = Player.open(options.file, speed=options.speed, loop=options.loop, paused=options.paused)
+    player = Player.open(
+        options.file, speed=options.speed, loop=options.loop, paused=options.paused
+    )
     try:
         if options.at:
             player.seek(_instant(options.at, player.trace))
@@ -33,7 +38,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _instant(text: str, trace: TraceFile) -> int:
-    """``30`` or ``1:30`` (since the begin) or ``50%`` as ns of the trace's clock. Raises TargetError."""
+    """``30`` or ``1:30`` (since the begin) or ``50%`` as ns of the trace's clock. Raises
+    TargetError."""
     from tracer.replay.timespec import PlaceError, instant
     from tracer.transport.targets import TargetError
 
@@ -47,7 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the file, and where and how it is played."""
     add = parser.add_argument
     add("file", metavar="FILE", help="a recorded trace")
-    add("--speed", type=arguments.speed, default=1.0, metavar="X", help="0.1 to 100 times the pace (default 1)")
+    add(
+        "--speed",
+        type=arguments.speed,
+        default=1.0,
+        metavar="X",
+        help="0.1 to 100 times the pace (default 1)",
+    )
     add("--at", metavar="TIME", help="where to start: 90, 1:30 or 50%%")
     add("--loop", action="store_true", help="start again at the end")
     add("--paused", action="store_true", help="start paused; space plays")

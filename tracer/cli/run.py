@@ -22,7 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of a run, and the command."""
     add_run_arguments(parser)
     parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="-- CMD …", help="the command, as you would type it"
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="-- CMD …",
+        help="the command, as you would type it",
     )
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tracer.analysis.budget.budget import Budget
     from tracer.replay.player import Player
     from tracer.tui.app import TracerApp
+    from tracer.tui.feed import EngineLog as Log
     from tracer.tui.feed import Traffic
 
 PAINT_S: Final = 0.02
@@ -36,10 +37,14 @@ PATIENCE_S: Final = 2.0
 
 
 def show_live(
-    sources: Iterable[AsyncIterable[Delivery]], title: str, *, slo: Slo = NO_TARGETS, outlets: Outlets | None = None
+    sources: Iterable[AsyncIterable[Delivery]],
+    title: str,
+    *,
+    slo: Slo = NO_TARGETS,
+    outlets: Outlets | None = None,
 ) -> int:
-    """Show what `sources` tell until the user quits; the exit code. `slo`: the targets to begin with. `outlets` work
-    beside it."""
+    """Show what `sources` tell until the user quits; the exit code. `slo`: the targets to begin
+    with. `outlets` work beside it."""
     bus = Bus()
     links = []
     for source in sources:
@@ -48,8 +53,14 @@ def show_live(
             links.append(source)
     tape = LiveRecording(bus)
     beside = outlets or Outlets(lambda _: None)
-    app = _app(bus, title, mode="live", tape=tape, log=EventLog() if beside.alerts is not None else None,
-               evidence=EvidenceRing(bus))  # fmt: skip
+    app = _app(
+        bus,
+        title,
+        mode="live",
+        tape=tape,
+        log=EventLog() if beside.alerts is not None else None,
+        evidence=EvidenceRing(bus),
+    )
     app.slo = slo
     _tell_of(links, app)
     ended = ""
@@ -88,7 +99,8 @@ def _tell_of(links: Sequence[Remote], app: TracerApp) -> None:
 
 
 def show_replay(player: Player, title: str, *, slo: Slo = NO_TARGETS) -> int:
-    """Show what `player` plays until the user quits; the exit code. `slo`: the targets to begin with."""
+    """Show what `player` plays until the user quits; the exit code. `slo`: the targets to begin
+    with."""
     from engine_hooks.protocol.blocks import Mark
     from tracer.cli.trace_findings import diagnosis_of
     from tracer.recording.excerpt import Excerpts
@@ -99,7 +111,10 @@ def show_replay(player: Player, title: str, *, slo: Slo = NO_TARGETS) -> int:
     watch = FileWatch(player, lambda: diagnosis_of(trace.path, trace.begin))
 
     async def marks() -> list[Mark]:
-        return [Mark(finding.start, clean(finding.statement)) for finding in (await watch.ask()).findings]
+        return [
+            Mark(finding.start, clean(finding.statement))
+            for finding in (await watch.ask()).findings
+        ]
 
     app = ReplayApp(player, title=title, find_findings=marks)
     app.diagnosis, app.evidence = watch, Excerpts(trace.path, trace.end)
@@ -130,13 +145,21 @@ def show_budget(made: Budget, *, journey: bool) -> int:
 
 
 def show_run(
-    run: Run, voice: Voice, *, traffic: Traffic | None, mode: str, with_text: bool = False, slo: Slo = NO_TARGETS
+    run: Run,
+    voice: Voice,
+    *,
+    traffic: Traffic | None,
+    mode: str,
+    with_text: bool = False,
+    slo: Slo = NO_TARGETS,
 ) -> int:
-    """Run and show `run`: the engine starts once the screen is there, and ends after it is gone. `with_text`: what is
-    recorded by a key holds prompts and outputs too. `slo`: the targets to begin with.
+    """Run and show `run`: the engine starts once the screen is there, and ends after it is gone.
+    `with_text`: what is recorded by a key holds prompts and outputs too. `slo`: the targets to
+    begin with.
 
-    The exit code: the command's when it ended by itself or by a signal that came for us, 0 when the user quit. Raises
-    RunError when the command cannot be run, or ended before any traced process appeared in it.
+    The exit code: the command's when it ended by itself or by a signal that came for us, 0 when the
+    user quit. Raises RunError when the command cannot be run, or ended before any traced process
+    appeared in it.
     """
     return asyncio.run(_show_run(run, voice, traffic, mode, with_text, slo))
 
@@ -146,7 +169,9 @@ async def _show_run(
 ) -> int:
     tape = LiveRecording(run.bus, with_text=with_text, given=run.recorder, flight=run.flight)
     ring = EvidenceRing(run.bus, with_text=with_text, flight=run.flight)
-    app = _app(run.bus, run.job.title, mode=mode, log=run.log, traffic=traffic, tape=tape, evidence=ring)
+    app = _app(
+        run.bus, run.job.title, mode=mode, log=run.log, traffic=traffic, tape=tape, evidence=ring
+    )
     app.slo = slo
 
     def on_screen(text: str, passing: bool) -> None:
@@ -177,7 +202,9 @@ async def _show_run(
     if living.done():
         code = living.result()
         if code and not run.traced:
-            raise RunError(f"{run.job.title} ended with code {code} after {run.seconds:.1f} s", code)
+            raise RunError(
+                f"{run.job.title} ended with code {code} after {run.seconds:.1f} s", code
+            )
         return code
     came = next((known for known in SIGNALS if app.return_code == 128 + known), None)
     loop = asyncio.get_running_loop()
@@ -211,9 +238,11 @@ async def _beside(app: TracerApp, outlets: Outlets) -> None:
 
 
 async def _live(run: Run, app: TracerApp) -> int:
-    """The run's life, from the first paint on. When the engine has ended the screen stays if it shows something."""
+    """The run's life, from the first paint on. When the engine has ended the screen stays if it
+    shows something."""
     await _painted(app)
-    for _ in range(round(PATIENCE_S / PAINT_S)):  # for the thread that writes, and a terminal that takes its time
+    # for the thread that writes, and a terminal that takes its time
+    for _ in range(round(PATIENCE_S / PAINT_S)):
         if app.at_rest:
             break
         await asyncio.sleep(PAINT_S)
@@ -231,9 +260,15 @@ async def _live(run: Run, app: TracerApp) -> int:
 
 
 def _app(
-    bus: Bus, title: str, *, mode: str, tape: LiveRecording, log: object = None, traffic: Traffic | None = None,
+    bus: Bus,
+    title: str,
+    *,
+    mode: str,
+    tape: LiveRecording,
+    log: Log | None = None,
+    traffic: Traffic | None = None,
     evidence: EvidenceRing | None = None,
-) -> TracerApp:  # fmt: skip
+) -> TracerApp:
     from tracer.analysis.diagnosis.series import ObservedState
     from tracer.tui.app import TracerApp
     from tracer.tui.feed import LiveFeed
@@ -242,7 +277,7 @@ def _app(
         """Sets the bus going once the feed listens, so that it misses nothing."""
 
         async def run(self) -> None:
-            carrying = asyncio.create_task(self.bus.run())
+            carrying = asyncio.create_task(bus.run())
             try:
                 await super().run()
             finally:
@@ -250,7 +285,9 @@ def _app(
                 await asyncio.gather(carrying, return_exceptions=True)
 
     bus.retain()
-    app = TracerApp(Feed(bus, ObservedState()), title=title, log=log, traffic=traffic, mode=mode, tape=tape)  # type: ignore[arg-type]
+    app = TracerApp(
+        Feed(bus, ObservedState()), title=title, log=log, traffic=traffic, mode=mode, tape=tape
+    )
 
     def note(sentence: str) -> None:
         app.note = sentence
@@ -265,4 +302,6 @@ def _app(
 def _leave_on(app: TracerApp, number: signal.Signals) -> None:
     """Leave the screen on a signal that the app does not look after itself."""
     with contextlib.suppress(RuntimeError, ValueError):
-        asyncio.get_running_loop().add_signal_handler(number, lambda: app.exit(return_code=128 + number))
+        asyncio.get_running_loop().add_signal_handler(
+            number, lambda: app.exit(return_code=128 + number)
+        )

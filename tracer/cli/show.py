@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the target and what is printed of it."""
     add_slo(parser)
     parser.add_argument(
-        "target", metavar="FILE|TARGET", help="a recorded trace, a pid, a name as in tracer attach --list, or a socket"
+        "target",
+        metavar="FILE|TARGET",
+        help="a recorded trace, a pid, a name as in tracer attach --list, or a socket",
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument("--request", metavar="ID", help="one request closely")

@@ -19,7 +19,8 @@ OnScreen = Callable[[str, bool], None]
 
 
 class Voice:
-    """Says one line at a time. A passing one (progress) is written over by the next on a terminal."""
+    """Says one line at a time. A passing one (progress) is written over by the next on a
+    terminal."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.on_screen: OnScreen | None = None

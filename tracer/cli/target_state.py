@@ -16,8 +16,8 @@ PROBLEMS = 3
 
 
 def is_trace(target: str) -> bool:
-    """Whether a target names a file, not a process (by its socket, perhaps): what is there and is neither folder nor
-    socket, or what is called like a trace."""
+    """Whether a target names a file, not a process (by its socket, perhaps): what is there and is
+    neither folder nor socket, or what is called like a trace."""
     if target.endswith(".trace"):
         return True
     try:
@@ -54,8 +54,8 @@ def state_of(target: str) -> TraceState:
 
 
 def observed(target: str, seconds: float = 30.0) -> TraceState:
-    """As `state_of`, with what a diagnosis wants to know over time kept as well, and more requests and steps. A live
-    target is watched for so many seconds.
+    """As `state_of`, with what a diagnosis wants to know over time kept as well, and more requests
+    and steps. A live target is watched for so many seconds.
 
     Raises what `state_of` raises.
     """
@@ -91,13 +91,20 @@ def observed(target: str, seconds: float = 30.0) -> TraceState:
 
 
 def say_about(trace: TraceFile) -> None:
-    """Say on stderr what is wrong with a file that was read, and whether it holds what people wrote."""
+    """Say on stderr what is wrong with a file that was read, and whether it holds what people
+    wrote."""
     from tracer.format.text import clean
 
     name = clean(trace.path.name)
     for problem in trace.problems[:PROBLEMS]:
         print(f"tracer: {name} {clean(problem)}", file=sys.stderr)
     if len(trace.problems) > PROBLEMS:
-        print(f"tracer: {name}: {len(trace.problems) - PROBLEMS} more places are damaged", file=sys.stderr)
+        print(
+            f"tracer: {name}: {len(trace.problems) - PROBLEMS} more places are damaged",
+            file=sys.stderr,
+        )
     if trace.with_text:
-        print(f"tracer: {name} holds prompts and outputs: it was recorded --with-text", file=sys.stderr)
+        print(
+            f"tracer: {name} holds prompts and outputs: it was recorded --with-text",
+            file=sys.stderr,
+        )

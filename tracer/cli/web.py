@@ -27,7 +27,13 @@ def run(options: argparse.Namespace) -> int:
         raise WebError(f"{arguments[0][:40]!r} draws no screen; one of: {', '.join(SCREENS)}")
     _check(arguments)
     command = shlex.join([sys.executable, "-m", "tracer", *arguments])
-    serve(command, options.host, options.port, " ".join(["tracer", *arguments[:2]]), secrets.token_urlsafe(24))
+    serve(
+        command,
+        options.host,
+        options.port,
+        " ".join(["tracer", *arguments[:2]]),
+        secrets.token_urlsafe(24),
+    )
     return 0
 
 
@@ -42,10 +48,15 @@ def _check(arguments: list[str]) -> None:
         if named:
             choose(targets, named[0])
         elif not targets:
-            raise WebError("nothing runs with the hooks on; start an engine with: tracer run -- CMD …")
+            raise WebError(
+                "nothing runs with the hooks on; start an engine with: tracer run -- CMD …"
+            )
         elif len(targets) > 1:
             names = ", ".join(target.name for target in targets)
-            raise WebError(f"several engines run ({names}): name one, such as: tracer web -- attach {targets[0].name}")
+            raise WebError(
+                f"several engines run ({names}): name one, such as: tracer web -- attach "
+                f"{targets[0].name}"
+            )
     if arguments[0] == "replay":
         from tracer.recording.trace_file import TraceFile
 
@@ -57,12 +68,17 @@ def _check(arguments: list[str]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default 127.0.0.1)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default 127.0.0.1)"
+    )
     parser.add_argument("--port", type=arguments.port, default=PORT, metavar="N",
                      help=f"which port (default {PORT}; 0: any)")  # fmt: skip
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- COMMAND …",
-                     help="the command to show: attach (default), replay, demo or run with its arguments")  # fmt: skip
-
+    parser.add_argument(
+        "arguments",
+        nargs=argparse.REMAINDER,
+        metavar="-- COMMAND …",
+        help="the command to show: attach (default), replay, demo or run with its arguments",
+    )
 
 
 COMMAND = Command(

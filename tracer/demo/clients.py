@@ -1,8 +1,10 @@
-"""The demo's clients: a process of its own that talks to the engine with the OpenAI client over loopback HTTP.
+"""The demo's clients: a process of its own that talks to the engine with the OpenAI client over
+loopback HTTP.
 
-It stands apart from engine and viewer so that neither slows it down and its stopwatch is independent of both. It obeys
-orders (`Order`, one JSON object a line on stdin) and tells what each request saw (`Stopwatch`, one a line on stdout).
-When stdin ends it stops: it never outlives the demo.
+It stands apart from engine and viewer so that neither slows it down and its stopwatch is
+independent of both. It obeys orders (`Order`, one JSON object a line on stdin) and tells what each
+request saw (`Stopwatch`, one a line on stdout). When stdin ends it stops: it never outlives the
+demo.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 OPEN_LIMIT: Final = 64
-"""Requests under way at once. An arrival beyond it is turned away and counted: the demo's queue must not grow for ever
-when the rate is set higher than the engine's speed."""
+"""Requests under way at once. An arrival beyond it is turned away and counted: the demo's queue
+must not grow for ever when the rate is set higher than the engine's speed."""
 
 TIMEOUT_S: Final = 300.0
 """Patience of a client between two pieces of an answer."""
@@ -33,12 +35,13 @@ CROWD: Final = 12
 """With that many under way a burst of its own accord is put off: the last one is not over yet."""
 
 COMPANY_NS: Final = 3_000_000_000
-"""A client hangs up only while another one got a token within this time: see `Clients._hang_up_is_safe`."""
+"""A client hangs up only while another one got a token within this time: see
+`Clients._hang_up_is_safe`."""
 
 
 class Order(msgspec.Struct, omit_defaults=True):
-    """What the demo wants: begin (the engine serves now), set the rate (arrivals a second), send a burst, hold or
-    resume arrivals, ask one prompt."""
+    """What the demo wants: begin (the engine serves now), set the rate (arrivals a second), send a
+    burst, hold or resume arrivals, ask one prompt."""
 
     begin: bool = False
     rate: float | None = None
@@ -49,12 +52,14 @@ class Order(msgspec.Struct, omit_defaults=True):
 
 
 class Stopwatch(msgspec.Struct):
-    """What a client saw of its request. Times are monotonic ns of the client's process, None where it never came.
+    """What a client saw of its request. Times are monotonic ns of the client's process, None where
+    it never came.
 
-    `client_id` was sent as X-Request-Id, `rid` came back as the id of the response. `first` and `last` are the arrival
-    of the first and last piece of text; for an answer in one piece both are the arrival of the whole. `prompt_tokens`
-    and `output_tokens` as the engine's usage record says, None when the client went away before it. `pieces` of text
-    received. `error` in one line when the request failed.
+    `client_id` was sent as X-Request-Id, `rid` came back as the id of the response. `first` and
+    `last` are the arrival of the first and last piece of text; for an answer in one piece both are
+    the arrival of the whole. `prompt_tokens` and `output_tokens` as the engine's usage record says,
+    None when the client went away before it. `pieces` of text received. `error` in one line when
+    the request failed.
     """
 
     kind: Kind
@@ -78,7 +83,9 @@ class Stopwatch(msgspec.Struct):
 class Clients:
     """All clients of one demo, in one event loop."""
 
-    def __init__(self, client: AsyncOpenAI, model: str, script: Script, rate: float, bursts: bool) -> None:
+    def __init__(
+        self, client: AsyncOpenAI, model: str, script: Script, rate: float, bursts: bool
+    ) -> None:
         self.client = client
         self.model = model
         self.script = script
@@ -96,7 +103,8 @@ class Clients:
         """Once the engine serves, let clients come until cancelled."""
         await self._began.wait()
         with contextlib.suppress(Exception):  # a server without this route serves all the same
-            await self.client.models.list()  # loads what the client loads at its first use, off anybody's stopwatch
+            # loads what the client loads at its first use, off anybody's stopwatch
+            await self.client.models.list()
         if self.rate > 0 and not self.paused:
             self._come(self.script.next())
         async with asyncio.TaskGroup() as group:
@@ -156,7 +164,9 @@ class Clients:
         visit.add_done_callback(self._visits.discard)
 
     async def _visit(self, plan: Plan, client_id: str) -> None:
-        messages: list[Message] = [{"role": "system", "content": plan.system}] if plan.system else []
+        messages: list[Message] = (
+            [{"role": "system", "content": plan.system}] if plan.system else []
+        )
         for turn, text in enumerate(plan.turns):
             if turn:
                 await asyncio.sleep(plan.think_s[turn - 1])
@@ -194,7 +204,10 @@ class Clients:
         watch.finish_reason = reply.choices[0].finish_reason
         watch.pieces = 1
         if reply.usage is not None:
-            watch.prompt_tokens, watch.output_tokens = reply.usage.prompt_tokens, reply.usage.completion_tokens
+            watch.prompt_tokens, watch.output_tokens = (
+                reply.usage.prompt_tokens,
+                reply.usage.completion_tokens,
+            )
         return reply.choices[0].message.content or ""
 
     async def _streamed(self, plan: Plan, arguments: dict[str, Any], watch: Stopwatch) -> str:
@@ -215,15 +228,22 @@ class Clients:
                         answer.append(choice.delta.content)
                     watch.finish_reason = choice.finish_reason or watch.finish_reason
                 limit = plan.hang_up_after
-                if limit is not None and watch.pieces >= limit and self._hang_up_is_safe(watch.client_id, at):
+                if (
+                    limit is not None
+                    and watch.pieces >= limit
+                    and self._hang_up_is_safe(watch.client_id, at)
+                ):
                     watch.hung_up = True
                     break
         return "".join(answer)
 
     def _hang_up_is_safe(self, client_id: str, at: int) -> bool:
-        """Whether somebody else's answer is flowing. transformers never admits another request when all active ones are
-        cancelled after a preemption; the demo should show hang-ups, not that."""
-        return any(at - last < COMPANY_NS for other, last in self._last_token.items() if other != client_id)
+        """Whether somebody else's answer is flowing. transformers never admits another request when
+        all active ones are cancelled after a preemption; the demo should show hang-ups, not
+        that."""
+        return any(
+            at - last < COMPANY_NS for other, last in self._last_token.items() if other != client_id
+        )
 
 
 _encoder = msgspec.json.Encoder()
@@ -250,8 +270,8 @@ async def _serve(url: str, model: str, script: Script, rate: float, bursts: bool
 
     orders: asyncio.Queue[Order | None] = asyncio.Queue()
     threading.Thread(target=_listen, args=(asyncio.get_running_loop(), orders), daemon=True).start()
-    # A connection of its own for each request: one that is kept is closed by the server after five idle seconds, and a
-    # request that goes out just then fails.
+    # A connection of its own for each request: one that is kept is closed by the server after five
+    # idle seconds, and a request that goes out just then fails.
     alone = {"Connection": "close"}
     async with AsyncOpenAI(
         base_url=url, api_key="none", max_retries=0, timeout=TIMEOUT_S, default_headers=alone
@@ -267,9 +287,11 @@ async def _serve(url: str, model: str, script: Script, rate: float, bursts: bool
 
 
 def main(arguments: Sequence[str], script: Callable[[int], Script] = Script) -> int:
-    """Arguments: base URL, model name, seed, rate, 1 for bursts or 0. `script` makes the visits for a seed."""
+    """Arguments: base URL, model name, seed, rate, 1 for bursts or 0. `script` makes the visits for
+    a seed."""
     url, model, seed, rate, bursts = arguments
-    # A broken pipe means that the demo is gone, an interrupt that it goes: either way there is nobody to tell.
+    # A broken pipe means that the demo is gone, an interrupt that it goes: either way there is
+    # nobody to tell.
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         asyncio.run(_serve(url, model, script(int(seed)), float(rate), bursts == "1"))
     return 0

@@ -1,7 +1,8 @@
-"""What `tracer demo` runs: an engine's own, unmodified server on the embedded model, and clients that talk to it.
+"""What `tracer demo` runs: an engine's own, unmodified server on the embedded model, and clients
+that talk to it.
 
-A demo is a job like the command of `tracer run`: it says which command to start, waits until that serves, and sends
-traffic. `LAUNCHERS` has one entry for each engine.
+A demo is a job like the command of `tracer run`: it says which command to start, waits until that
+serves, and sends traffic. `LAUNCHERS` has one entry for each engine.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Say(Protocol):
     def __call__(self, text: str, *, passing: bool = False) -> None: ...
 
 
-# --- engines -------------------------------------------------------------------------------------------------------
+# --- engines --------------------------------------------------------------------------------------
 
 
 LAUNCHERS: Final[dict[str, Callable[[str, int], Launch]]] = {
@@ -74,14 +75,14 @@ LAUNCHERS: Final[dict[str, Callable[[str, int], Launch]]] = {
 """Engine name → how to start its server on (model, port)."""
 
 
-# --- the job -------------------------------------------------------------------------------------------------------
+# --- the job --------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Demo:
-    """One demonstration. `model` a folder or hub id, None for the embedded one; `stopwatch` a file for the clients'
-    own records, one JSON object a line; `fault` is something that is wrong (see `tracer.demo.faults`). `rate` arrivals
-    a second, None for the usual ones."""
+    """One demonstration. `model` a folder or hub id, None for the embedded one; `stopwatch` a file
+    for the clients' own records, one JSON object a line; `fault` is something that is wrong (see
+    `tracer.demo.faults`). `rate` arrivals a second, None for the usual ones."""
 
     engine: str = "transformers"
     model: str | None = None
@@ -100,7 +101,8 @@ class Demo:
     _watches: dict[str, Stopwatch] = field(default_factory=dict)
     _later: asyncio.Task[None] | None = None
     fault_began: int | None = None
-    """When the clients' part of a fault that begins half-way began (monotonic ns); the engine's part says so itself."""
+    """When the clients' part of a fault that begins half-way began (monotonic ns); the engine's
+    part says so itself."""
 
     def __post_init__(self) -> None:
         fault = self.fault
@@ -109,18 +111,28 @@ class Demo:
             self.traffic = Traffic(rate, self.seed, self.bursts, self._note, self._lost)
             return
         self.title = f"demo: {fault.name}"
-        rate = self.rate if self.rate is not None else (faults.EVERYDAY if fault.after else fault.rate)[self.engine]
-        self.traffic = Traffic(rate, self.seed, False, self._note, self._lost, faults.clients(fault))
+        rate = (
+            self.rate
+            if self.rate is not None
+            else (faults.EVERYDAY if fault.after else fault.rate)[self.engine]
+        )
+        self.traffic = Traffic(
+            rate, self.seed, False, self._note, self._lost, faults.clients(fault)
+        )
 
     async def prepare(self, say: Say) -> tuple[list[str], dict[str, str]]:
-        """Fetch the model if need be; the command that serves it and what to add to the environment.
+        """Fetch the model if need be; the command that serves it and what to add to the
+        environment.
 
         Raises DemoError.
         """
         launcher = LAUNCHERS[self.engine]
         launcher("", 0)  # says at once when the engine is missing, before 93 MB are fetched for it
         if find_spec("openai") is None:
-            raise DemoError(f"openai, the demo's client, is not installed here: {install_command('transformers')}")
+            raise DemoError(
+                "openai, the demo's client, is not installed here: "
+                f"{install_command('transformers')}"
+            )
         if self.model is not None:
             self.model = checked_model(self.model)
         if self.stopwatch is not None:
@@ -138,7 +150,8 @@ class Demo:
         return list(command), {**launch.environment, **faults.environment(self.fault)}
 
     async def started(self, alive: Callable[[], bool], say: Say) -> None:
-        """Wait until the server takes requests, then let the clients come. Ends early when `alive()` is false."""
+        """Wait until the server takes requests, then let the clients come. Ends early when
+        `alive()` is false."""
         self._say = say
         launch = self._launch
         assert launch is not None
@@ -172,7 +185,8 @@ class Demo:
         await self.traffic.stop()
 
     def extra(self, snapshot: Seen) -> dict[str, object]:
-        """What the clients counted, and what their stopwatches show beyond the server's part, for the summary."""
+        """What the clients counted, and what their stopwatches show beyond the server's part, for
+        the summary."""
         tally = self.traffic.tally
         fault = self.fault
         about = {} if fault is None else {
@@ -182,12 +196,17 @@ class Demo:
         return {
             **about,
             "traffic": {
-                "rate": self.traffic.rate, "seed": self.seed, "requests": tally.requests,
-                "output_tokens": tally.output_tokens, "hung_up": tally.hung_up, "failed": tally.failed,
-                "turned_away": tally.turned_away, "last_error": tally.last_error,
+                "rate": self.traffic.rate,
+                "seed": self.seed,
+                "requests": tally.requests,
+                "output_tokens": tally.output_tokens,
+                "hung_up": tally.hung_up,
+                "failed": tally.failed,
+                "turned_away": tally.turned_away,
+                "last_error": tally.last_error,
                 "outside_server": outside_server(self._watches, snapshot.requests),
-            }
-        }  # fmt: skip
+            },
+        }
 
     def _lost(self, reason: str) -> None:
         if self._say is not None:
@@ -203,11 +222,15 @@ class Demo:
             file.write(msgspec.json.encode(watch) + b"\n")
 
 
-def outside_server(watches: Mapping[str, Stopwatch], requests: Iterable[Served]) -> dict[str, dict[str, float | int]]:
-    """How much longer clients waited than the server took: ``ttft`` and ``e2e``, each with `count`, `p50_ms`, `p95_ms`.
+def outside_server(
+    watches: Mapping[str, Stopwatch], requests: Iterable[Served]
+) -> dict[str, dict[str, float | int]]:
+    """How much longer clients waited than the server took: ``ttft`` and ``e2e``, each with `count`,
+    `p50_ms`, `p95_ms`.
 
-    A client starts its watch before it builds the request and stops it when the answer is read: the network, its own
-    work, and a server whose event loop is too busy to take the first byte all lie outside what the server can see.
+    A client starts its watch before it builds the request and stops it when the answer is read: the
+    network, its own work, and a server whose event loop is too busy to take the first byte all lie
+    outside what the server can see.
     """
     differences: dict[str, list[float]] = {"ttft": [], "e2e": []}
     for request in requests:
@@ -230,7 +253,8 @@ def outside_server(watches: Mapping[str, Stopwatch], requests: Iterable[Served])
 
 
 def checked_model(given: str) -> str:
-    """A model as an engine takes it: a folder that holds one, or a hub id. Raises DemoError for any other path."""
+    """A model as an engine takes it: a folder that holds one, or a hub id. Raises DemoError for any
+    other path."""
     folder = Path(given).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -251,7 +275,8 @@ class _Progress(msgspec.Struct):
 
 
 async def fetched_model(say: Say) -> str:
-    """The embedded model's folder, made by a process of its own so that nothing here waits. Raises DemoError."""
+    """The embedded model's folder, made by a process of its own so that nothing here waits. Raises
+    DemoError."""
     process = await asyncio.create_subprocess_exec(
         *own_python("tracer.demo.model", "main", "--json"),
         stdin=asyncio.subprocess.DEVNULL,
@@ -290,12 +315,12 @@ async def answers(port: int, path: str) -> bool:
     try:
         async with asyncio.timeout(2):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+            writer.write(
+                f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode()
+            )
             return (await reader.readline()).split()[1:2] == [b"200"]
     except (OSError, TimeoutError):
         return False
     finally:
         if writer is not None:
             writer.close()
-
-

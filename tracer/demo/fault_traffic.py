@@ -12,16 +12,19 @@ from tracer.demo.faults import Fault, fault
 from tracer.demo.prompts import DOCUMENT, QUESTIONS, STORIES, SYSTEM_PROMPTS, Plan, Script
 
 SENTENCES: Final = [sentence for paragraph in DOCUMENT for sentence in paragraph.split(". ")]
-"""Of the demo's document: in another order each time no two prompts have more than a sentence in common."""
+"""Of the demo's document: in another order each time no two prompts have more than a sentence in
+common."""
 
 REPORT_EVERY: Final = 6
 """Of so many visits of `reports` one asks about a very long report."""
 
 
 class FaultScript(Script):
-    """The visits that a fault needs, the same for the same seed but for the time of day in system prompts.
+    """The visits that a fault needs, the same for the same seed but for the time of day in system
+    prompts.
 
-    `now` is a clock in s: a fault that begins half-way does so `Fault.after` seconds after the first visit.
+    `now` is a clock in s: a fault that begins half-way does so `Fault.after` seconds after the
+    first visit.
     """
 
     def __init__(self, fault: Fault, seed: int, now: Callable[[], float] = time.monotonic) -> None:
@@ -45,8 +48,8 @@ class FaultScript(Script):
         return replace(plan, system=f"{_time_of_day()} {plan.system or SYSTEM_PROMPTS[0]}")
 
     def everyday(self) -> Plan:
-        """One of the demo's everyday mix, but nobody hangs up and no document is read: nothing that a user would call
-        slow."""
+        """One of the demo's everyday mix, but nobody hangs up and no document is read: nothing that
+        a user would call slow."""
         while True:
             plan = super().next()
             if plan.kind in ("question", "chat", "classify"):
@@ -65,12 +68,20 @@ class FaultScript(Script):
         """Questions, and now and then one about a report of some 2,000 tokens."""
         if self.count % REPORT_EVERY != 4:
             return Plan("question", (self._random.choice(QUESTIONS),), self._random.randint(40, 80))
-        text = "\n\n".join(self._random.sample(DOCUMENT, len(DOCUMENT)) + self._random.sample(DOCUMENT, len(DOCUMENT)))
+        text = "\n\n".join(
+            self._random.sample(DOCUMENT, len(DOCUMENT))
+            + self._random.sample(DOCUMENT, len(DOCUMENT))
+        )
         return Plan("document", (f"{text}\n\nWhat does this say, in one sentence?",), 24)
 
     def chats(self) -> Plan:
         """A short question after a shared system prompt."""
-        return Plan("chat", (self._random.choice(QUESTIONS[:8]),), self._random.randint(6, 12), SYSTEM_PROMPTS[0])
+        return Plan(
+            "chat",
+            (self._random.choice(QUESTIONS[:8]),),
+            self._random.randint(6, 12),
+            SYSTEM_PROMPTS[0],
+        )
 
     def impatient(self) -> Plan:
         """Most clients want a long answer and leave after a few tokens; some stay."""

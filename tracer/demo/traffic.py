@@ -1,4 +1,5 @@
-"""The traffic of the demo as the viewer sees it: a remote control for the process in which the clients live."""
+"""The traffic of the demo as the viewer sees it: a remote control for the process in which the
+clients live."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ STOP_S: Final = 3.0
 
 @dataclass(slots=True)
 class Tally:
-    """Counts over all requests that have ended. `output_tokens` as the engine's usage records say."""
+    """Counts over all requests that have ended. `output_tokens` as the engine's usage records
+    say."""
 
     requests: int = 0
     output_tokens: int = 0
@@ -49,12 +51,14 @@ class Tally:
 
 
 class Traffic:
-    """Clients in a process of their own. `rate`: arrivals a second (a chat of several turns arrives once).
+    """Clients in a process of their own. `rate`: arrivals a second (a chat of several turns arrives
+    once).
 
-    `start` the process early, it takes a second to load; `begin` when the engine serves. `on_record` is called with the
-    stopwatch of each request that has ended, `on_lost` with a reason when the process ends by itself. `clients` are the
-    module and function that they are, and arguments before those of `clients.main`. All methods belong to the event
-    loop in which `start` ran; before it they only note what is wanted.
+    `start` the process early, it takes a second to load; `begin` when the engine serves.
+    `on_record` is called with the stopwatch of each request that has ended, `on_lost` with a reason
+    when the process ends by itself. `clients` are the module and function that they are, and
+    arguments before those of `clients.main`. All methods belong to the event loop in which `start`
+    ran; before it they only note what is wanted.
     """
 
     def __init__(self, rate: float = 0.5, seed: int = 0, bursts: bool = True,
@@ -74,7 +78,8 @@ class Traffic:
         self._asked = 0
 
     async def start(self, url: str, model: str) -> None:
-        """Start the clients' process for the OpenAI-compatible server at base `url`. Raises OSError."""
+        """Start the clients' process for the OpenAI-compatible server at base `url`. Raises
+        OSError."""
         arguments = (url, model, str(self.seed), str(self.rate), str(int(self.bursts)))
         self._process = await asyncio.create_subprocess_exec(
             *own_python(*self.clients, *arguments),
@@ -98,7 +103,8 @@ class Traffic:
         return self._process is not None and self._process.returncode is None
 
     async def stop(self) -> None:
-        """All clients hang up; their last records are read. Safe to call at any time and more than once."""
+        """All clients hang up; their last records are read. Safe to call at any time and more than
+        once."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -120,7 +126,9 @@ class Traffic:
 
     def slower(self) -> None:
         """Lower the arrival rate to the next of `RATES`."""
-        self.set_rate(next((rate for rate in reversed(RATES) if rate < self.rate * 0.999), self.rate))
+        self.set_rate(
+            next((rate for rate in reversed(RATES) if rate < self.rate * 0.999), self.rate)
+        )
 
     def burst(self) -> None:
         """Send `BURST` requests at once: more than the KV cache holds."""

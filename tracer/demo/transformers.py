@@ -12,9 +12,10 @@ from tracer.export.extras import install_command
 def launch_transformers(model: str, port: int) -> Launch:
     """``transformers serve`` with continuous batching on the CPU.
 
-    Blocks of 16 tokens and 160 of them: few enough that a burst preempts, enough for all else. 256 tokens a
-    step: a long document is prefilled in chunks. One thread, which waits without spinning: on a machine with few cores
-    a second spinning thread slows the first. Raises DemoError when transformers is not there.
+    Blocks of 16 tokens and 160 of them: few enough that a burst preempts, enough for all else. 256
+    tokens a step: a long document is prefilled in chunks. One thread, which waits without spinning:
+    on a machine with few cores a second spinning thread slows the first. Raises DemoError when
+    transformers is not there.
     """
     program = program_beside_python("transformers")
     if program is None:

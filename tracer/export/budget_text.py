@@ -19,14 +19,17 @@ _LABEL: Final = 21
 """Cells of the labels below the table."""
 
 
-def budget_main(options: argparse.Namespace, *, width: int = 100, unicode: bool = True) -> tuple[str, dict[str, Any]]:
+def budget_main(
+    options: argparse.Namespace, *, width: int = 100, unicode: bool = True
+) -> tuple[str, dict[str, Any]]:
     """``tracer budget``: the text for people and the document for programs. `options` as
-    `analysis.options.add_arguments` defines them. Raises AnalysisError with one line for the user."""
+    `analysis.options.add_arguments` defines them. Raises AnalysisError with one line for the
+    user."""
     made = budget_of(options)
     return budget_text(made, width=width, unicode=unicode), budget_document(made)
 
 
-# --- text -----------------------------------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------------
 
 
 def budget_text(made: Budget, *, width: int = 100, unicode: bool = True) -> str:
@@ -43,9 +46,14 @@ def budget_text(made: Budget, *, width: int = 100, unicode: bool = True) -> str:
     longest = max(row.ms for row in made.stages)
     room = max(0, width - _COLUMNS)
     for row in made.stages:
-        bar = _bar(row.ms / longest if longest else 0.0, room, unicode) if room >= _FEWEST_BAR else ""
+        bar = (
+            _bar(row.ms / longest if longest else 0.0, room, unicode) if room >= _FEWEST_BAR else ""
+        )
         label = info(row.stage).label
-        text = f"{int(row.stage):>3} {label:<11}{_ms(row.ms):>11} {_share(row.share):>6}  {row.bound_by}"
+        text = (
+            f"{int(row.stage):>3} {label:<11}{_ms(row.ms):>11} {_share(row.share):>6}  "
+            f"{row.bound_by}"
+        )
         lines.append((fit(text, min(width, _COLUMNS - 2)) + bar).rstrip())
     lines.append(fit(f"    {'total':<11}{_ms(made.total_ms):>11}", width).rstrip())
     pace = f"{_ms(made.itl_first_ms)} … {_ms(made.itl_last_ms)}"
@@ -63,22 +71,48 @@ def budget_text(made: Budget, *, width: int = 100, unicode: bool = True) -> str:
 def _figures(made: Budget) -> list[tuple[str, str]]:
     fits, along = made.capacity, made.along
     here = made.ridge_batch_here
-    ridge = f"{made.ridge_batch:,.0f} sequences ({made.ridge_batch_peak:,.0f} at peak rates); with the contexts given "
-    ridge += "never: the KV cache takes longer to read than a token to compute" if here is None else f"{here:,.0f}"
-    pool = f"{fits.pool_bytes / 2**30:,.1f} GiB: {fits.users_worst_case:,} users of {fits.longest:,} tokens at worst"
+    ridge = (
+        f"{made.ridge_batch:,.0f} sequences ({made.ridge_batch_peak:,.0f} at peak rates); with the "
+        "contexts given "
+    )
+    ridge += (
+        "never: the KV cache takes longer to read than a token to compute"
+        if here is None
+        else f"{here:,.0f}"
+    )
+    pool = (
+        f"{fits.pool_bytes / 2**30:,.1f} GiB: {fits.users_worst_case:,} users of {fits.longest:,} "
+        "tokens at worst"
+    )
     if math.isfinite(fits.users_observed):
         pool += f", {fits.users_observed:,.0f} of {fits.mean_tokens:,.0f}"
     held = -(-made.workload.prompt // fits.block_size)
     return [
         ("ridge", ridge),
-        ("KV cache", f"{fits.kv_bytes_per_token:,.0f} bytes a token, {_bytes(along.kv)} for the prompt ({held:,} "
-         f"blocks of {fits.block_size}); the batch reads {_bytes(made.step_kv_bytes)} a step"),
-        ("KV pool", pool if fits.fits else "the weights leave no room on this device: add devices or quantise"),
-        ("bytes along the way", f"text {_bytes(along.text)} → ids {_bytes(along.ids)} → residual "
-         f"{_bytes(along.residual)} → KV {_bytes(along.kv)} (stays) → {along.out:.0f} bytes a token out"),
-        ("reads of the weights", f"one for {made.workload.prompt - made.workload.cached:,} tokens of the prompt, then "
-         f"one for {made.workload.batch:,} a step; LM head {made.head_share:.1%} of the FLOPs"),
-    ]  # fmt: skip
+        (
+            "KV cache",
+            f"{fits.kv_bytes_per_token:,.0f} bytes a token, {_bytes(along.kv)} for the prompt "
+            f"({held:,} "
+            f"blocks of {fits.block_size}); the batch reads {_bytes(made.step_kv_bytes)} a step",
+        ),
+        (
+            "KV pool",
+            pool
+            if fits.fits
+            else "the weights leave no room on this device: add devices or quantise",
+        ),
+        (
+            "bytes along the way",
+            f"text {_bytes(along.text)} → ids {_bytes(along.ids)} → residual "
+            f"{_bytes(along.residual)} → KV {_bytes(along.kv)} (stays) → {along.out:.0f} bytes a "
+            "token out",
+        ),
+        (
+            "reads of the weights",
+            f"one for {made.workload.prompt - made.workload.cached:,} tokens of the prompt, then "
+            f"one for {made.workload.batch:,} a step; LM head {made.head_share:.1%} of the FLOPs",
+        ),
+    ]
 
 
 def _bar(share: float, room: int, unicode: bool) -> str:
@@ -109,7 +143,9 @@ def _bytes(value: float) -> str:
 def _wrapped(text: str, width: int, indent: int = 0) -> list[str]:
     import textwrap
 
-    return textwrap.wrap(text, max(indent + 1, width), subsequent_indent=" " * indent, break_long_words=True) or [""]
+    return textwrap.wrap(
+        text, max(indent + 1, width), subsequent_indent=" " * indent, break_long_words=True
+    ) or [""]
 
 
 _PLAIN: Final = {"→": "->", "×": "x", "·": "*", "²": "^2", "…": "..", "√": "sqrt", "−": "-"}
@@ -125,54 +161,118 @@ def _ascii(text: str) -> str:
     return text.encode("ascii", "replace").decode("ascii")
 
 
-# --- JSON -----------------------------------------------------------------------------------------------------------
+# --- JSON -----------------------------------------------------------------------------------------
 
 
 def budget_document(made: Budget) -> dict[str, Any]:
-    """Everything the budget says. Times in ms, sizes in bytes; null where there is no such number."""
-    workload, fits, along, model, tuned = made.workload, made.capacity, made.along, made.model, made.efficiency
+    """Everything the budget says. Times in ms, sizes in bytes; null where there is no such
+    number."""
+    workload, fits, along, model, tuned = (
+        made.workload,
+        made.capacity,
+        made.along,
+        made.model,
+        made.efficiency,
+    )
     spec = workload.speculation
     document = {
         "modelled": True,
         "model": {
-            "name": clean(model.name), "params": model.params, "active_params": model.active_params,
-            "layers": model.layers, "hidden": model.hidden, "vocab": model.vocab, "weight_bytes": model.weight_bytes,
-            "weight_dtype": model.weight_dtype, "compute_dtype": model.compute_dtype, "kv_dtype": model.kv_dtype,
-            "kv_bytes_per_token": model.kv_bytes_per_token, "tied_head": model.tied, "experts": model.experts,
+            "name": clean(model.name),
+            "params": model.params,
+            "active_params": model.active_params,
+            "layers": model.layers,
+            "hidden": model.hidden,
+            "vocab": model.vocab,
+            "weight_bytes": model.weight_bytes,
+            "weight_dtype": model.weight_dtype,
+            "compute_dtype": model.compute_dtype,
+            "kv_dtype": model.kv_dtype,
+            "kv_bytes_per_token": model.kv_bytes_per_token,
+            "tied_head": model.tied,
+            "experts": model.experts,
             "experts_per_token": model.experts_per_token,
         },
         "device": {
-            "name": made.device.name, "title": made.device.title, "count": made.tp,
-            "flops": made.device.peak(model.compute_dtype), "bandwidth": made.device.bandwidth,
-            "memory": made.device.memory, "source": made.device.source,
+            "name": made.device.name,
+            "title": made.device.title,
+            "count": made.tp,
+            "flops": made.device.peak(model.compute_dtype),
+            "bandwidth": made.device.bandwidth,
+            "memory": made.device.memory,
+            "source": made.device.source,
         },
-        "efficiency": {"mfu": tuned.mfu, "mbu": tuned.mbu, "host_ms": tuned.host_ms, "host_us": tuned.host_us,
-                       "roofline": tuned.roofline.value, "count": made.counting.value, "ignore_kv": made.ignore_kv},
+        "efficiency": {
+            "mfu": tuned.mfu,
+            "mbu": tuned.mbu,
+            "host_ms": tuned.host_ms,
+            "host_us": tuned.host_us,
+            "roofline": tuned.roofline.value,
+            "count": made.counting.value,
+            "ignore_kv": made.ignore_kv,
+        },
         "workload": {
-            "prompt": workload.prompt, "cached": workload.cached, "output": workload.output, "batch": workload.batch,
-            "context": workload.context, "chunk": workload.chunk,
-            "speculation": None if spec is None else {"draft": spec.draft, "accept": spec.accept, "cost": spec.cost,
-                                                      "tokens_per_step": spec.tokens_per_step},
+            "prompt": workload.prompt,
+            "cached": workload.cached,
+            "output": workload.output,
+            "batch": workload.batch,
+            "context": workload.context,
+            "chunk": workload.chunk,
+            "speculation": None
+            if spec is None
+            else {
+                "draft": spec.draft,
+                "accept": spec.accept,
+                "cost": spec.cost,
+                "tokens_per_step": spec.tokens_per_step,
+            },
         },
         "stages": {
             row.stage.id: {
-                "number": int(row.stage), "ms": row.ms, "share": row.share, "bound_by": row.bound_by,
-                "detail": row.detail, "flops": row.flops, "bytes": row.bytes, "arithmetic_ms": row.arithmetic_ms,
+                "number": int(row.stage),
+                "ms": row.ms,
+                "share": row.share,
+                "bound_by": row.bound_by,
+                "detail": row.detail,
+                "flops": row.flops,
+                "bytes": row.bytes,
+                "arithmetic_ms": row.arithmetic_ms,
                 "bandwidth_ms": row.bandwidth_ms,
             }
             for row in made.stages
         },
-        "ttft_ms": made.ttft_ms, "itl_ms": made.itl_ms, "itl_first_ms": made.itl_first_ms,
-        "itl_last_ms": made.itl_last_ms, "total_ms": made.total_ms, "decode_steps": made.steps,
-        "prefill_chunks": made.chunks, "ridge_batch": made.ridge_batch, "ridge_batch_peak": made.ridge_batch_peak,
-        "ridge_batch_here": made.ridge_batch_here, "kv_even_batch": made.kv_even_batch, "kv_bytes": along.kv,
-        "step_kv_bytes": made.step_kv_bytes, "logits_bytes": made.logits_bytes, "lm_head_share": made.head_share,
-        "bytes_along": {"text": along.text, "ids": along.ids, "residual": along.residual, "kv": along.kv,
-                        "out_per_token": along.out},
-        "kv_blocks": -(-workload.prompt // fits.block_size), "block_size": fits.block_size,
-        "kv_pool_bytes": fits.pool_bytes, "users_worst_case": fits.users_worst_case, "longest": fits.longest,
-        "users_observed": fits.users_observed, "mean_tokens": fits.mean_tokens, "fits": fits.fits,
-        "sentence": sentence(made), "assumptions": list(made.assumptions),
-    }  # fmt: skip
+        "ttft_ms": made.ttft_ms,
+        "itl_ms": made.itl_ms,
+        "itl_first_ms": made.itl_first_ms,
+        "itl_last_ms": made.itl_last_ms,
+        "total_ms": made.total_ms,
+        "decode_steps": made.steps,
+        "prefill_chunks": made.chunks,
+        "ridge_batch": made.ridge_batch,
+        "ridge_batch_peak": made.ridge_batch_peak,
+        "ridge_batch_here": made.ridge_batch_here,
+        "kv_even_batch": made.kv_even_batch,
+        "kv_bytes": along.kv,
+        "step_kv_bytes": made.step_kv_bytes,
+        "logits_bytes": made.logits_bytes,
+        "lm_head_share": made.head_share,
+        "bytes_along": {
+            "text": along.text,
+            "ids": along.ids,
+            "residual": along.residual,
+            "kv": along.kv,
+            "out_per_token": along.out,
+        },
+        "kv_blocks": -(-workload.prompt // fits.block_size),
+        "block_size": fits.block_size,
+        "kv_pool_bytes": fits.pool_bytes,
+        "users_worst_case": fits.users_worst_case,
+        "longest": fits.longest,
+        "users_observed": fits.users_observed,
+        "mean_tokens": fits.mean_tokens,
+        "fits": fits.fits,
+        "sentence": sentence(made),
+        "assumptions": list(made.assumptions),
+    }
     return {key: None if isinstance(value, float) and not math.isfinite(value) else value
             for key, value in document.items()}  # fmt: skip

@@ -1,9 +1,10 @@
-"""A trace as Chrome's JSON trace events: opens in Perfetto's viewer, trace_processor and ``chrome://tracing``, needs no
-further package, and can be imported again (`tracer.export.imports.chrome`).
+"""A trace as Chrome's JSON trace events: opens in Perfetto's viewer, trace_processor and
+``chrome://tracing``, needs no further package, and can be imported again
+(`tracer.export.imports.chrome`).
 
-Each line is an event. Requests are threads of a made-up process, since the format has no other tracks; times are µs
-with three decimals since the first event of the trace, so that they stay exact. Text is UTF-8: trace_processor does not
-undo JSON's escapes.
+Each line is an event. Requests are threads of a made-up process, since the format has no other
+tracks; times are µs with three decimals since the first event of the trace, so that they stay
+exact. Text is UTF-8: trace_processor does not undo JSON's escapes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def chrome_lines(whole: Whole, state: TraceState) -> Iterator[bytes]:
     comma = b""
     for rank, group in enumerate(groups, 1):
         for event in writer.group(group, rank):
-            yield comma + json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+            yield comma + json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode(
+                "utf-8"
+            )
             comma = b",\n"
     record = msgspec.to_builtins(_file_record(whole, state))
     tail = json.dumps({"tracer": record}, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
@@ -62,7 +65,13 @@ class _Writer:
         yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
         for counter in group.counters:
             for t, value in counter.points:
-                yield {"ph": "C", "pid": pid, "ts": self._us(t), "name": counter.name, "args": {"value": value}}
+                yield {
+                    "ph": "C",
+                    "pid": pid,
+                    "ts": self._us(t),
+                    "name": counter.name,
+                    "args": {"value": value},
+                }
         for track in group.tracks:
             yield from self._track(track, pid)
 
@@ -71,16 +80,26 @@ class _Writer:
             self._threads += 1
             place: dict[str, Any] = {"pid": pid, "tid": self._threads}
             yield {"ph": "M", **place, "name": "thread_name", "args": {"name": track.name}}
-            yield {"ph": "M", **place, "name": "thread_sort_index", "args": {"sort_index": self._threads}}
+            yield {
+                "ph": "M",
+                **place,
+                "name": "thread_sort_index",
+                "args": {"sort_index": self._threads},
+            }
             for item in lane:
                 yield from self._slice(item, place)
 
     def _slice(self, item: Slice, place: dict[str, Any]) -> Iterator[dict[str, Any]]:
         arguments = dict(item.arguments)
         made: dict[str, Any] = {
-            "ph": "X", **place, "ts": self._us(item.begin), "dur": _us(item.end - item.begin), "name": item.name,
-            "cat": item.category, "args": arguments,
-        }  # fmt: skip
+            "ph": "X",
+            **place,
+            "ts": self._us(item.begin),
+            "dur": _us(item.end - item.begin),
+            "name": item.name,
+            "cat": item.category,
+            "args": arguments,
+        }
         record: RequestRecord | StepRecord | None = None
         if isinstance(item.row, RequestRow):
             record = _request_record(item.row, self._began)
@@ -103,7 +122,7 @@ def _us(ns: int) -> float:
     return ns / 1000
 
 
-# --- for the way back ------------------------------------------------------------------------------------------------
+# --- for the way back -----------------------------------------------------------------------------
 
 
 def _file_record(whole: Whole, state: TraceState) -> FileRecord:
@@ -111,50 +130,91 @@ def _file_record(whole: Whole, state: TraceState) -> FileRecord:
     for name, source in state.sources.items():
         header, engine = source.header, source.engine
         facts = {} if engine is None else msgspec.structs.asdict(engine)
-        told = {key: clean(value) if isinstance(value, str) else int(value) for key, value in facts.items()
-                if key != "t" and value not in (NOT_MEASURED, "")}  # fmt: skip
-        rows = [CoverageRecord(row.stage.value, row.status.value, clean(row.hook), clean(row.reason))
-                for row in source.coverage_rows()]  # fmt: skip
+        told = {
+            key: clean(value) if isinstance(value, str) else int(value)
+            for key, value in facts.items()
+            if key != "t" and value not in (NOT_MEASURED, "")
+        }
+        rows = [
+            CoverageRecord(row.stage.value, row.status.value, clean(row.hook), clean(row.reason))
+            for row in source.coverage_rows()
+        ]
         sources.append(
             SourceRecord(
-                clean(name), clean(header.title) if header else "", clean(header.role) if header else "",
-                header.pid if header else 0, told, rows, clean(source.gone or ""),
+                clean(name),
+                clean(header.title) if header else "",
+                clean(header.role) if header else "",
+                header.pid if header else 0,
+                told,
+                rows,
+                clean(source.gone or ""),
             )
-        )  # fmt: skip
+        )
     wall = -1 if whole.anchor is None else whole.wall(whole.began)
     return FileRecord(VERSION, whole.began, wall, whole.now - whole.began, sources)
 
 
 def _request_record(row: RequestRow, began: int) -> RequestRecord:
     record = row.record
-    milestones = {name: value - began for name in MILESTONES if (value := getattr(record, name)) is not None}
-    if record.closed is None and record.over is not None and not record.lost and record.released is None:
-        milestones["closed"] = record.over - began  # offline, and nobody told that its blocks were given back
+    milestones = {
+        name: value - began for name in MILESTONES if (value := getattr(record, name)) is not None
+    }
+    if (
+        record.closed is None
+        and record.over is not None
+        and not record.lost
+        and record.released is None
+    ):
+        # offline, and nobody told that its blocks were given back
+        milestones["closed"] = record.over - began
     return RequestRecord(
-        key=row.place + 1, source=clean(record.engine or record.keys[0][0]),
-        rid=clean(row.view.rid or row.view.id), milestones=milestones, route=clean(record.route),
-        client_id=clean(record.client_id), tenant=clean(record.tenant), model=clean(record.model),
-        messages=record.messages, logprobs=record.logprobs, streaming=record.streaming, offline=record.offline,
-        prompt_tokens=record.prompt_tokens, cached_tokens=record.cached_tokens, max_tokens=record.max_tokens,
-        output_tokens=record.final_tokens, finish_reason=clean(record.finish_reason), error=clean(record.error),
-        prompt_chars=record.prompt_chars, body_bytes=record.body_bytes, status_code=record.status_code,
-        disconnected=record.disconnected, sent_bytes=record.sent_bytes, sent_chunks=record.sent_chunks,
-        sent_tokens=record.sent_tokens, sent_work=record.sent_work, freed=record.freed, kept=record.kept,
+        key=row.place + 1,
+        source=clean(record.engine or record.keys[0][0]),
+        rid=clean(row.view.rid or row.view.id),
+        milestones=milestones,
+        route=clean(record.route),
+        client_id=clean(record.client_id),
+        tenant=clean(record.tenant),
+        model=clean(record.model),
+        messages=record.messages,
+        logprobs=record.logprobs,
+        streaming=record.streaming,
+        offline=record.offline,
+        prompt_tokens=record.prompt_tokens,
+        cached_tokens=record.cached_tokens,
+        max_tokens=record.max_tokens,
+        output_tokens=record.final_tokens,
+        finish_reason=clean(record.finish_reason),
+        error=clean(record.error),
+        prompt_chars=record.prompt_chars,
+        body_bytes=record.body_bytes,
+        status_code=record.status_code,
+        disconnected=record.disconnected,
+        sent_bytes=record.sent_bytes,
+        sent_chunks=record.sent_chunks,
+        sent_tokens=record.sent_tokens,
+        sent_work=record.sent_work,
+        freed=record.freed,
+        kept=record.kept,
         blocks=record.blocks,
         preemptions=[
             PreemptionRecord(
-                item.begin - began, clean(item.kind), item.computed,
-                -1 if item.resumed is None else item.resumed - began, item.cached,
+                item.begin - began,
+                clean(item.kind),
+                item.computed,
+                -1 if item.resumed is None else item.resumed - began,
+                item.cached,
             )
             for item in record.preemptions
         ],
         prompt_text=clean(row.prompt_text or "", keep_newlines=True),
         output_text=clean(row.output_text or "", keep_newlines=True),
-    )  # fmt: skip
+    )
 
 
 def _step_records(whole: Whole) -> dict[tuple[str, int], StepRecord]:
-    """Each step as a delta of who took part in it, whether or not what it gave was thrown away later."""
+    """Each step as a delta of who took part in it, whether or not what it gave was thrown away
+    later."""
     parts: dict[tuple[int, int], dict[int, tuple[int, int]]] = {}
     for row in whole.requests:
         record = row.record
@@ -164,8 +224,11 @@ def _step_records(whole: Whole) -> dict[tuple[str, int], StepRecord]:
         runs = [(span.first, span.last, span.scheduled, span.produced) for span in record.spans]
         if record.open_since >= 0:
             runs.append((record.open_since, record.batch.history.last_index, 1, 1))
-        runs += [(item.step, item.step, item.scheduled, 0) for item in (*record.passes, *record.redo)
-                 if isinstance(item.step, int) and not item.produced]  # fmt: skip
+        runs += [
+            (item.step, item.step, item.scheduled, 0)
+            for item in (*record.passes, *record.redo)
+            if isinstance(item.step, int) and not item.produced
+        ]
         for first, last, scheduled, produced in runs:
             for index in range(first, last + 1):
                 parts.setdefault((engine, index), {})[row.place + 1] = (scheduled, produced)
@@ -184,8 +247,17 @@ def _step_record(
     source: str, step: Step, members: dict[int, tuple[int, int]], before: set[int], began: int
 ) -> StepRecord:
     return StepRecord(
-        clean(source), step.n, step.t - began, [getattr(step, name) for name in OFFSETS], step.batch, step.tokens,
-        sorted(members.keys() - before), sorted(before - members.keys()),
+        clean(source),
+        step.n,
+        step.t - began,
+        [getattr(step, name) for name in OFFSETS],
+        step.batch,
+        step.tokens,
+        sorted(members.keys() - before),
+        sorted(before - members.keys()),
         [(key, *part) for key, part in sorted(members.items()) if part != (1, 1)],
-        [getattr(step, name) for name in _GAUGES], step.timing, step.wait, step.graph,
-    )  # fmt: skip
+        [getattr(step, name) for name in _GAUGES],
+        step.timing,
+        step.wait,
+        step.graph,
+    )

@@ -1,8 +1,10 @@
-"""What a Chrome trace of ours holds besides what a viewer shows, so that `tracer import` can make a trace of it again.
+"""What a Chrome trace of ours holds besides what a viewer shows, so that `tracer import` can make a
+trace of it again.
 
-It stands in the arguments of the slices of requests and steps, and in the file's ``otherData``, each under the key
-``tracer``. Append-only, like the schema of events: a field is only ever added at the end and with a default. Instants
-are ns since the file's `began`; -1 and empty stand for *not known*, as in events.
+It stands in the arguments of the slices of requests and steps, and in the file's ``otherData``,
+each under the key ``tracer``. Append-only, like the schema of events: a field is only ever added at
+the end and with a default. Instants are ns since the file's `began`; -1 and empty stand for *not
+known*, as in events.
 """
 
 from __future__ import annotations
@@ -14,12 +16,34 @@ import msgspec
 VERSION: Final = 1
 
 MILESTONES: Final = (
-    "received", "receive_end", "template_begin", "template_end", "tokenise_begin", "tokenise_end", "admission_begin",
-    "queued", "lookup", "scheduled", "stream_end", "finished", "released", "closed",
-)  # fmt: skip
+    "received",
+    "receive_end",
+    "template_begin",
+    "template_end",
+    "tokenise_begin",
+    "tokenise_end",
+    "admission_begin",
+    "queued",
+    "lookup",
+    "scheduled",
+    "stream_end",
+    "finished",
+    "released",
+    "closed",
+)
 """Instants of a request by their names in `tracer.state.request.request.Request`."""
 
-OFFSETS: Final = ("scheduled", "launched", "embed", "layers", "head", "logits", "sampled", "token", "end")
+OFFSETS: Final = (
+    "scheduled",
+    "launched",
+    "embed",
+    "layers",
+    "head",
+    "logits",
+    "sampled",
+    "token",
+    "end",
+)
 """Offsets of a step, in the order of `StepRecord.offsets`."""
 
 
@@ -71,7 +95,8 @@ class RequestRecord(msgspec.Struct, omit_defaults=True):
 
 
 class StepRecord(msgspec.Struct, omit_defaults=True):
-    """One step, a delta against the one before of the same source, as `engine_hooks.protocol.events.Step`: keys of requests."""
+    """One step, a delta against the one before of the same source, as
+    `engine_hooks.protocol.events.Step`: keys of requests."""
 
     source: str
     n: int
@@ -99,7 +124,8 @@ class CoverageRecord(msgspec.Struct, array_like=True):
 
 
 class SourceRecord(msgspec.Struct, omit_defaults=True):
-    """One process. `engine`: fields of `engine_hooks.protocol.events.Engine` that it told; `gone`: why it ended, if it did."""
+    """One process. `engine`: fields of `engine_hooks.protocol.events.Engine` that it told; `gone`:
+    why it ended, if it did."""
 
     source: str
     title: str = ""
@@ -111,8 +137,8 @@ class SourceRecord(msgspec.Struct, omit_defaults=True):
 
 
 class FileRecord(msgspec.Struct):
-    """The file. `began`: monotonic ns of its first instant; `wall`: the same in ns since the epoch, -1 if not known;
-    `now`: its last instant."""
+    """The file. `began`: monotonic ns of its first instant; `wall`: the same in ns since the epoch,
+    -1 if not known; `now`: its last instant."""
 
     version: int
     began: int

@@ -26,7 +26,9 @@ def document(comparison: Comparison) -> dict[str, Any]:
         ],
         "matched": {"early": _matched(comparison.early), "late": _matched(comparison.late)},
         "timers": {row.key: _row(comparison, row) for row in comparison.rows if row.stage is None},
-        "stages": {row.key: _row(comparison, row) for row in comparison.rows if row.stage is not None},
+        "stages": {
+            row.key: _row(comparison, row) for row in comparison.rows if row.stage is not None
+        },
         "pairs": [_pair(pair) for pair in comparison.pairs],
         "rounds": comparison.rounds,
         "stretches": list(comparison.blocks),
@@ -74,7 +76,10 @@ def _row(comparison: Comparison, row: Row) -> dict[str, Any]:
         "samples": list(figures["mean"].counts),
         **{f"{name}_ms": list(figures[name].values) for name in STATISTICS},
         "measured": [clean(note) for note in comparison.notes.get(row.key, ())],
-        "changes": [{name: _change(pair.change(row.key, name)) for name in STATISTICS} for pair in comparison.pairs],
+        "changes": [
+            {name: _change(pair.change(row.key, name)) for name in STATISTICS}
+            for pair in comparison.pairs
+        ],
     }
 
 
@@ -100,7 +105,12 @@ def _pair(pair: Pair) -> dict[str, Any]:
         "e2e_parts": _parts(pair.e2e_parts),
         "ttft_parts": _parts(pair.ttft_parts),
         "rates": [
-            {"stage": rate.stage, "token": rate.tokens, "before_ms": rate.before, "after_ms": rate.after}
+            {
+                "stage": rate.stage,
+                "token": rate.tokens,
+                "before_ms": rate.before,
+                "after_ms": rate.after,
+            }
             for rate in pair.rates
         ],
         "warnings": [clean(warning) for warning in pair.warnings],
@@ -109,6 +119,11 @@ def _pair(pair: Pair) -> dict[str, Any]:
 
 def _parts(parts: Sequence[Part]) -> list[dict[str, Any]]:
     return [
-        {"row": part.row.key, "before_ms": part.before, "after_ms": part.after, "change_ms": part.change}
+        {
+            "row": part.row.key,
+            "before_ms": part.before,
+            "after_ms": part.after,
+            "change_ms": part.change,
+        }
         for part in parts
     ]

@@ -1,4 +1,5 @@
-"""A comparison as plain text: the verdict, what each column is about, the rows side by side, and what explains them."""
+"""A comparison as plain text: the verdict, what each column is about, the rows side by side, and
+what explains them."""
 
 from __future__ import annotations
 
@@ -27,8 +28,11 @@ class _Column(NamedTuple):
     text: Callable[[Row], str]
 
 
-def compare_text(comparison: Comparison, *, width: int = 100, unicode: bool = True, colour: bool = False) -> str:
-    """The whole comparison, at most `width` cells wide; without `unicode` in ASCII, without `colour` no escape byte."""
+def compare_text(
+    comparison: Comparison, *, width: int = 100, unicode: bool = True, colour: bool = False
+) -> str:
+    """The whole comparison, at most `width` cells wide; without `unicode` in ASCII, without
+    `colour` no escape byte."""
     page = Page(width, unicode, colour)
     for pair in comparison.pairs:
         lead = f"{letters(pair)} " if len(comparison.pairs) > 1 else ""
@@ -51,7 +55,7 @@ def compare_text(comparison: Comparison, *, width: int = 100, unicode: bool = Tr
     return page.text()
 
 
-# --- in words, for any screen -----------------------------------------------------------------------------------------
+# --- in words, for any screen ---------------------------------------------------------------------
 
 
 def letters(pair: Pair) -> str:
@@ -60,10 +64,13 @@ def letters(pair: Pair) -> str:
 
 
 def context_parts(context: Context, percentile: str) -> list[str]:
-    """What qualifies the figures of a column: rate, concurrency, percentile, prefix caching, and the rest."""
+    """What qualifies the figures of a column: rate, concurrency, percentile, prefix caching, and
+    the rest."""
     hits = "" if context.hit_share is None else f" ({context.hit_share:.0%} of prompt tokens hit)"
     return [
-        f"{context.request_rate:.2g} req/s" if context.request_rate < 10 else f"{context.request_rate:.0f} req/s",
+        f"{context.request_rate:.2g} req/s"
+        if context.request_rate < 10
+        else f"{context.request_rate:.0f} req/s",
         f"{context.concurrency:.1f} open ({context.peak} at most)",
         percentile,
         f"prefix cache {switch(context.prefix_caching)}{hits}",
@@ -83,10 +90,19 @@ def matched_lines(comparison: Comparison) -> list[str]:
     computed = ", computed tokens" if comparison.match == "work" else ""
     lines = []
     for rows, matched, what, lengths in (
-        ("E2E, decode, teardown", comparison.late, "that ended", f"prompt{computed} and output length"),
+        (
+            "E2E, decode, teardown",
+            comparison.late,
+            "that ended",
+            f"prompt{computed} and output length",
+        ),
         ("the other rows", comparison.early, "with a first token", f"prompt length{computed}"),
     ):
-        how = "not matched" if comparison.match == "none" else f"matched by {lengths} ({_within(matched)})"
+        how = (
+            "not matched"
+            if comparison.match == "none"
+            else f"matched by {lengths} ({_within(matched)})"
+        )
         if comparison.match != "none" and matched.factor == 0:
             how = f"not matched: none are alike in {lengths}"
         lines.append(f"{rows}: {_counts(matched)} requests {what}, {how}")
@@ -100,23 +116,32 @@ def matched_lines(comparison: Comparison) -> list[str]:
 def method_line(comparison: Comparison) -> str:
     """How the noise was found."""
     stretches = " and ".join(str(count) for count in comparison.blocks)
-    return (f"noise: 95 % for all rows at once, {comparison.rounds:,} rounds of {stretches} stretches of neighbouring "
-            "requests; what differs all through a run (the machine, another load) is no noise to it")  # fmt: skip
+    return (
+        f"noise: 95 % for all rows at once, {comparison.rounds:,} rounds of {stretches} stretches "
+        "of neighbouring "
+        "requests; what differs all through a run (the machine, another load) is no noise to it"
+    )
 
 
 def row_word(pair: Pair, key: str, statistic: str) -> str:
-    """As `word`; where that is ``noise`` and another statistic is not, which and what of it: ``mean slower``."""
+    """As `word`; where that is ``noise`` and another statistic is not, which and what of it: ``mean
+    slower``."""
     said = word(pair.change(key, statistic))
     other = pair.beyond_noise(key, statistic) if said == "noise" else None
     return said if other is None else f"{other} {word(pair.change(key, other))}"
 
 
 def word(change: Change) -> str:
-    """What became of a row: ``slower``, ``faster``, ``noise``, ``too few``, ``unlike`` or ``-`` (not measured)."""
+    """What became of a row: ``slower``, ``faster``, ``noise``, ``too few``, ``unlike`` or ``-``
+    (not measured)."""
     if change.why == NONE_ALIKE:
         return "unlike"
     if change.differs is None:
-        return "too few" if change.difference is not None or "needed" in change.why or "alike" in change.why else "-"
+        return (
+            "too few"
+            if change.difference is not None or "needed" in change.why or "alike" in change.why
+            else "-"
+        )
     if not change.differs:
         return "noise"
     return "slower" if (change.difference or 0.0) > 0 else "faster"
@@ -126,7 +151,11 @@ def parts_line(parts: Sequence[Part]) -> str:
     """``+176 ms = decode +171, admission +3``; the parts add up, small ones are not listed."""
     total = sum(part.change for part in parts)
     largest = max((abs(part.change) for part in parts), default=0.0)
-    shown = [part for part in parts[:PARTS_SHOWN] if abs(part.change) >= _SMALL * largest and abs(part.change) > 0]
+    shown = [
+        part
+        for part in parts[:PARTS_SHOWN]
+        if abs(part.change) >= _SMALL * largest and abs(part.change) > 0
+    ]
     rest = total - sum(part.change for part in shown)
     listed = [f"{part.row.label} {signed(part.change)}" for part in shown]
     if len(shown) < len(parts) and abs(rest) >= 0.0005:
@@ -137,13 +166,15 @@ def parts_line(parts: Sequence[Part]) -> str:
 def rates_line(pair: Pair) -> str:
     """``decode 20.0 → 22.0 ms an output token``, and prefill."""
     return " · ".join(
-        f"{rate.stage} {ms(rate.before)} → {ms(rate.after)} ms {'an' if rate.tokens[0] == 'o' else 'a'} {rate.tokens}"
+        f"{rate.stage} {ms(rate.before)} → {ms(rate.after)} ms "
+        f"{'an' if rate.tokens[0] == 'o' else 'a'} {rate.tokens}"
         for rate in pair.rates
     )
 
 
 def ms(value: float | None) -> str:
-    """Milliseconds with three significant figures, all before the point above 100; a dash for what is not known."""
+    """Milliseconds with three significant figures, all before the point above 100; a dash for what
+    is not known."""
     if value is None:
         return "-"
     size = abs(value)
@@ -179,7 +210,9 @@ def percent(change: Change) -> str:
 
 
 def _counts(matched: Matched) -> str:
-    return " and ".join(f"{count} of {there}" for count, there in zip(matched.counts, matched.eligible, strict=True))
+    return " and ".join(
+        f"{count} of {there}" for count, there in zip(matched.counts, matched.eligible, strict=True)
+    )
 
 
 def _within(matched: Matched) -> str:
@@ -188,7 +221,7 @@ def _within(matched: Matched) -> str:
     return "equal lengths" if matched.factor == 1.0 else f"lengths within ×{matched.factor:g}"
 
 
-# --- the parts of the page --------------------------------------------------------------------------------------------
+# --- the parts of the page ------------------------------------------------------------------------
 
 
 def _context(page: Page, letter: str, context: Context, percentile: str) -> None:
@@ -205,15 +238,22 @@ def _table(page: Page, comparison: Comparison) -> None:
     page.line(head + (f" {_scale(plot, reach)}" if reach else ""))
     for row in comparison.rows:
         if row in (TIMERS[0], UNATTRIBUTED) or row.key == "receive":
-            page.line("-" * min(page.width, used) if not page.unicode else "─" * min(page.width, used))
+            page.line(
+                "-" * min(page.width, used) if not page.unicode else "─" * min(page.width, used)
+            )
         cells = "".join(_right(page.plain(column.text(row)), column.cells) for column in columns)
         change = comparison.pairs[0].change(row.key, comparison.percentile)
-        marks = [Run.of(f" {band_plot(change, plot, reach, page.unicode)}", _colour(change))] if reach else []
+        marks = (
+            [Run.of(f" {band_plot(change, plot, reach, page.unicode)}", _colour(change))]
+            if reach
+            else []
+        )
         page.pieces(f"{row.label:<{_LABEL}}", cells, *marks)
 
 
 def _columns(page: Page, comparison: Comparison) -> list[_Column]:
-    """The columns that fit: figures and changes of the percentile first, then the other percentile."""
+    """The columns that fit: figures and changes of the percentile first, then the other
+    percentile."""
     first = comparison.percentile
     second = "p95" if first == "p50" else "p50"
     kept = [_figure(comparison, k, first) for k in range(len(comparison.columns))]
@@ -257,23 +297,35 @@ def _pair_columns(comparison: Comparison, pair: Pair, name: str, short: bool) ->
     relative = _Column(name if short else "", _RELATIVE, lambda row: percent(change(row)))
     if short:
         signs = {"slower": "+", "faster": "-"}
-        return [relative, _Column("", 8, lambda row: " ".join(
-            signs.get(said, said) if place else said
-            for place, said in enumerate(row_word(pair, row.key, statistic).split(" "))
-        ) if (said := row_word(pair, row.key, statistic)) not in ("too few", "unlike") else said)]  # fmt: skip
+        return [
+            relative,
+            _Column(
+                "",
+                8,
+                lambda row: (
+                    " ".join(
+                        signs.get(said, said) if place else said
+                        for place, said in enumerate(row_word(pair, row.key, statistic).split(" "))
+                    )
+                    if (said := row_word(pair, row.key, statistic)) not in ("too few", "unlike")
+                    else said
+                ),
+            ),
+        ]
     marked = _Column("", _WORD, lambda row: row_word(pair, row.key, statistic))
     return [_Column(name, _CHANGE, difference), relative, _Column("noise", _NOISE, noise), marked]
 
 
 def reach_of(comparison: Comparison, pair: Pair) -> float:
-    """How far the plot of the bands goes to either side, as a share of the first trace: the 80th percentile of what
-    there is to show, between 10 % and 200 %."""
+    """How far the plot of the bands goes to either side, as a share of the first trace: the 80th
+    percentile of what there is to show, between 10 % and 200 %."""
     ends = sorted(
         max(abs(change.low), abs(change.high)) / before
         for row in comparison.rows
-        if (change := pair.change(row.key, comparison.percentile)).low is not None and change.high is not None
+        if (change := pair.change(row.key, comparison.percentile)).low is not None
+        and change.high is not None
         and (before := comparison.figures[row.key][comparison.percentile].values[pair.before])
-    )  # fmt: skip
+    )
     if not ends:
         return 0.0
     wanted = ends[min(len(ends) - 1, len(ends) * 4 // 5)]
@@ -282,17 +334,27 @@ def reach_of(comparison: Comparison, pair: Pair) -> float:
 
 def band_plot(change: Change, cells: int, reach: float, unicode: bool = True) -> str:
     """The band of a relative change on an axis from -`reach` to +`reach`, zero in the middle."""
-    line, end_left, end_right, dot, zero, cross, beyond_left, beyond_right = "─├┤●│┼◂▸" if unicode else "-[]o|+<>"
+    line, end_left, end_right, dot, zero, cross, beyond_left, beyond_right = (
+        "─├┤●│┼◂▸" if unicode else "-[]o|+<>"
+    )
     glyphs = [" "] * cells
     middle = cells // 2
     glyphs[middle] = zero
-    if change.relative is None or change.difference is None or not change.difference or change.low is None \
-            or change.high is None:  # fmt: skip
+    if (
+        change.relative is None
+        or change.difference is None
+        or not change.difference
+        or change.low is None
+        or change.high is None
+    ):
         return "".join(glyphs)
     before = change.difference / change.relative if change.relative else 0.0
     if not before:
         return "".join(glyphs)
-    left, at, right = (_place(value / before, cells, reach) for value in (change.low, change.difference, change.high))
+    left, at, right = (
+        _place(value / before, cells, reach)
+        for value in (change.low, change.difference, change.high)
+    )
     for place in range(max(0, left), min(cells - 1, right) + 1):
         glyphs[place] = line
     if 0 <= middle < cells and left < middle < right:

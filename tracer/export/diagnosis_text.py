@@ -1,4 +1,5 @@
-"""A diagnosis as plain text: the verdict, each finding with its evidence, and what cannot be told."""
+"""A diagnosis as plain text: the verdict, each finding with its evidence, and what cannot be
+told."""
 
 from __future__ import annotations
 
@@ -17,8 +18,11 @@ _BARS: Final = "▁▂▃▄▅▆▇█"
 _ASCII_BARS: Final = "_.-=+*#%"
 
 
-def diagnosis_text(diagnosis: Diagnosis, *, width: int = 100, unicode: bool = True, colour: bool = False) -> str:
-    """The whole diagnosis, at most `width` cells wide; without `unicode` in ASCII, without `colour` no escape byte."""
+def diagnosis_text(
+    diagnosis: Diagnosis, *, width: int = 100, unicode: bool = True, colour: bool = False
+) -> str:
+    """The whole diagnosis, at most `width` cells wide; without `unicode` in ASCII, without `colour`
+    no escape byte."""
     page = Page(width, unicode, colour)
     _wrapped(page, "", diagnosis.verdict)
     for number, finding in enumerate(diagnosis.findings, 1):
@@ -33,7 +37,9 @@ def diagnosis_text(diagnosis: Diagnosis, *, width: int = 100, unicode: bool = Tr
 
 
 def _finding(page: Page, number: int, finding: Finding, diagnosis: Diagnosis) -> None:
-    where = "no stage" if finding.stage is None else f"stage {int(finding.stage)} {finding.stage.id}"
+    where = (
+        "no stage" if finding.stage is None else f"stage {int(finding.stage)} {finding.stage.id}"
+    )
     page.pieces(Run.of(f"{number} ", 1), Run.of(page.plain(where), 1), f" · {finding.rule}")
     _wrapped(page, "  ", finding.statement)
     lost = f"{finding.lost_ms:,.0f} ms lost" if finding.lost_ms else ""
@@ -42,7 +48,11 @@ def _finding(page: Page, number: int, finding: Finding, diagnosis: Diagnosis) ->
     if finding.culprit is not None:
         page.line(f"  because of {finding.culprit}")
     if finding.affected:
-        more = f" and {finding.affected_total - IDS_SHOWN} more" if finding.affected_total > IDS_SHOWN else ""
+        more = (
+            f" and {finding.affected_total - IDS_SHOWN} more"
+            if finding.affected_total > IDS_SHOWN
+            else ""
+        )
         _wrapped(page, "  touches ", ", ".join(finding.affected[:IDS_SHOWN]) + more)
     for exhibit in finding.evidence:
         _exhibit(page, exhibit)
@@ -80,7 +90,9 @@ def _bars(values: list[float], cells: int, unicode: bool) -> str:
                                                            (place + 1) * len(values) // count)])
              for place in range(count)]  # fmt: skip
     top = max(max(peaks), 1e-12)
-    return "".join(glyphs[min(len(glyphs) - 1, int(max(0.0, peak) / top * len(glyphs)))] for peak in peaks)
+    return "".join(
+        glyphs[min(len(glyphs) - 1, int(max(0.0, peak) / top * len(glyphs)))] for peak in peaks
+    )
 
 
 def _figure(value: float) -> str:

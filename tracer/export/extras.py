@@ -1,4 +1,5 @@
-"""Libraries that only some commands need: how to say that one is not installed, and how to get it."""
+"""Libraries that only some commands need: how to say that one is not installed, and how to get
+it."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from urllib.parse import unquote, urlsplit
 from engine_hooks.protocol.errors import UserError
 
 DISTRIBUTION = "llm-request-tracer"
-"""The name of this distribution. No index has it yet, and another project's has the name of the package: what is
-offered to a user is the place that this copy came from."""
+"""The name of this distribution. No index has it yet, and another project's has the name of the
+package: what is offered to a user is the place that this copy came from."""
 
 
 class MissingExtraError(UserError):
@@ -23,16 +24,19 @@ class MissingExtraError(UserError):
 
 @contextlib.contextmanager
 def wants(extra: str) -> Iterator[None]:
-    """Around the import of what the optional dependencies `extra` bring. Raises MissingExtraError."""
+    """Around the import of what the optional dependencies `extra` bring. Raises
+    MissingExtraError."""
     try:
         yield
     except ImportError as error:
-        raise MissingExtraError(f"{error.name or 'a library'} is not installed: {install_command(extra)}") from error
+        raise MissingExtraError(
+            f"{error.name or 'a library'} is not installed: {install_command(extra)}"
+        ) from error
 
 
 def install_command(extra: str) -> str:
-    """What to type to get the optional dependencies `extra`: the checkout or the wheel that this copy was installed
-    from, where that is still there, else the libraries by name."""
+    """What to type to get the optional dependencies `extra`: the checkout or the wheel that this
+    copy was installed from, where that is still there, else the libraries by name."""
     place = _origin()
     if place is not None:
         editable = "-e " if place.is_dir() else ""
@@ -60,5 +64,9 @@ def _requirements(extra: str) -> list[str]:
     except metadata.PackageNotFoundError:
         told = []
     marked = (line.partition(";") for line in told)
-    found = [need.strip() for need, _, marker in marked if f"extra == '{extra}'" in marker.replace('"', "'")]
+    found = [
+        need.strip()
+        for need, _, marker in marked
+        if f"extra == '{extra}'" in marker.replace('"', "'")
+    ]
     return found or [f"(what {DISTRIBUTION} names as {extra})"]

@@ -1,7 +1,8 @@
 """The state as one JSON document (``--json``), described in docs/json.md.
 
-All times are in ms. `null` stands for *not known*, never for zero. Text of requests, models and hosts is cleaned
-(`tracer.format.text.clean`), so that the document can be printed on a terminal and always encodes.
+All times are in ms. `null` stands for *not known*, never for zero. Text of requests, models and
+hosts is cleaned (`tracer.format.text.clean`), so that the document can be printed on a terminal and
+always encodes.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _RANKS: Final = {Status.MEASURED: 0, Status.ESTIMATED: 1, Status.UNAVAILABLE: 2}
 def document(
     snapshot: Snapshot, *, extra: Mapping[str, object] | None = None, beside: Beside | None = None
 ) -> dict[str, Any]:
-    """The document of a snapshot. `extra` adds keys at the top; none of the document's own is replaced. `beside` tells
-    the expected values; without it there are none."""
+    """The document of a snapshot. `extra` adds keys at the top; none of the document's own is
+    replaced. `beside` tells the expected values; without it there are none."""
     engine = main_engine(snapshot)
     made: dict[str, Any] = {
         "schema": SCHEMA,
@@ -55,8 +56,12 @@ def document(
         "numbers": None if snapshot.numbers is None else numbers_document(snapshot.numbers),
         "losses": _losses(snapshot.losses),
         "coverage": _coverage(snapshot.coverage),
-        "counts": {"matching": snapshot.total, "live": snapshot.live, "finished": snapshot.finished,
-                   "failed": snapshot.failed},
+        "counts": {
+            "matching": snapshot.total,
+            "live": snapshot.live,
+            "finished": snapshot.finished,
+            "failed": snapshot.failed,
+        },
         "queue": [_wait(wait, snapshot) for wait in snapshot.waits],
         "requests": [request(view, snapshot, beside) for view in snapshot.requests],
     }
@@ -64,18 +69,25 @@ def document(
 
 
 def main_engine(snapshot: Snapshot) -> EngineView | None:
-    """The process whose engine the figures are about: the first that told of an engine, else the first of all."""
+    """The process whose engine the figures are about: the first that told of an engine, else the
+    first of all."""
     told = [view for view in snapshot.engines if view.name]
     return next(iter(told or snapshot.engines), None)
 
 
 def engine_of(view: RequestView, snapshot: Snapshot) -> EngineView | None:
     """The engine that worked on a request, as far as can be told."""
-    named = (engine for engine in snapshot.engines if engine.name and engine.source in (view.engine, view.source))
+    named = (
+        engine
+        for engine in snapshot.engines
+        if engine.name and engine.source in (view.engine, view.source)
+    )
     return next(named, None) or main_engine(snapshot)
 
 
-def request(view: RequestView | RequestDetail, snapshot: Snapshot, beside: Beside | None = None) -> dict[str, Any]:
+def request(
+    view: RequestView | RequestDetail, snapshot: Snapshot, beside: Beside | None = None
+) -> dict[str, Any]:
     """One request of the document. Of a `RequestDetail` expected values are told more exactly."""
     detail = view
     if isinstance(view, RequestDetail):
@@ -127,7 +139,8 @@ def request(view: RequestView | RequestDetail, snapshot: Snapshot, beside: Besid
         "body_bytes": view.body_bytes,
         "sent_bytes": view.sent_bytes,
         "stages": {
-            row.stage.id: _stage(row, view.received, elapsed, expected.get(row.stage)) for row in view.stages
+            row.stage.id: _stage(row, view.received, elapsed, expected.get(row.stage))
+            for row in view.stages
         },
     }
 
@@ -164,7 +177,9 @@ def _engine(view: EngineView, beside: Beside | None) -> dict[str, Any]:
         "block_bytes": view.block_bytes,
         "max_batch": view.max_batch,
         "max_batch_tokens": view.max_batch_tokens,
-        "facts": {name: clean(value) if isinstance(value, str) else value for name, value in view.facts},
+        "facts": {
+            name: clean(value) if isinstance(value, str) else value for name, value in view.facts
+        },
     }
 
 
@@ -239,7 +254,8 @@ def _wait(wait: Wait, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def kv_usage(view: EngineView) -> float | None:
-    """Share of the KV cache that requests hold, 0-1; blocks that are only cached for reuse do not count."""
+    """Share of the KV cache that requests hold, 0-1; blocks that are only cached for reuse do not
+    count."""
     if view.used is None:
         return None
     total = view.num_blocks
@@ -273,7 +289,8 @@ def _losses(losses: Losses) -> dict[str, Any]:
 
 
 def best_coverage(rows: tuple[CoverageRow, ...]) -> dict[Stage, CoverageRow]:
-    """For each stage that a process said something about, the row of the process that covers it best."""
+    """For each stage that a process said something about, the row of the process that covers it
+    best."""
     best: dict[Stage, CoverageRow] = {}
     for row in rows:
         known = best.get(row.stage)

@@ -1,11 +1,14 @@
-"""The figures as metrics, for machines: families of counters, gauges and histograms, read off a state.
+"""The figures as metrics, for machines: families of counters, gauges and histograms, read off a
+state.
 
-Names and labels are written as OpenTelemetry has them (dots, a unit); `tracer.export.openmetrics` and
-`tracer.export.otlp_metrics` put them into their formats. Latencies of requests bear the names of the GenAI semantic
-conventions, with their buckets; what the conventions have no name for begins with ``tracer.``. Counters and histograms
-go from the begin of the trace on and never shrink; their sums are exact. A figure that is not known is left out.
+Names and labels are written as OpenTelemetry has them (dots, a unit); `tracer.export.openmetrics`
+and `tracer.export.otlp_metrics` put them into their formats. Latencies of requests bear the names
+of the GenAI semantic conventions, with their buckets; what the conventions have no name for begins
+with ``tracer.``. Counters and histograms go from the begin of the trace on and never shrink; their
+sums are exact. A figure that is not known is left out.
 
-Labels are bounded, and cleaned (`tracer.format.text`): engine, model, route, stage. No text of a request is in them.
+Labels are bounded, and cleaned (`tracer.format.text`): engine, model, route, stage. No text of a
+request is in them.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ LABEL_ROOM: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """A histogram: `counts` up to each of `bounds` (inclusive) and above the last one, and the sum of all values."""
+    """A histogram: `counts` up to each of `bounds` (inclusive) and above the last one, and the sum
+    of all values."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -48,7 +52,8 @@ class Buckets:
 
 @dataclass(slots=True)
 class Family:
-    """One metric. `unit` as in UCUM (``s``, ``By``, ``{token}``, ``1``); `samples` by their labels."""
+    """One metric. `unit` as in UCUM (``s``, ``By``, ``{token}``, ``1``); `samples` by their
+    labels."""
 
     name: str
     kind: str
@@ -57,9 +62,12 @@ class Family:
     samples: list[tuple[dict[str, str], float | Buckets]] = field(default_factory=list)
 
     def add(self, value: float | Buckets | None, **labels: object) -> None:
-        """One sample; None (not known) is left out. ``__`` in the name of a label stands for a dot."""
+        """One sample; None (not known) is left out. ``__`` in the name of a label stands for a
+        dot."""
         if value is not None:
-            self.samples.append(({name.replace("__", "."): label(text) for name, text in labels.items()}, value))
+            self.samples.append(
+                ({name.replace("__", "."): label(text) for name, text in labels.items()}, value)
+            )
 
 
 def label(value: object) -> str:
@@ -69,13 +77,15 @@ def label(value: object) -> str:
 
 
 def engines_of(snapshot: Snapshot) -> list[EngineView]:
-    """The processes that run an engine; front ends and workers, which may tell the same facts, left out."""
+    """The processes that run an engine; front ends and workers, which may tell the same facts, left
+    out."""
     named = [view for view in snapshot.engines if view.name]
     return [view for view in named if view.role in ("engine", "core")] or named
 
 
 def families(state: TraceState, now: int | None = None) -> list[Family]:
-    """All metrics of the state at `now` (ns); None: at its last event, after which nothing comes."""
+    """All metrics of the state at `now` (ns); None: at its last event, after which nothing
+    comes."""
     snapshot = state.snapshot(now=now, limit=0)
     tally = state.tally.whole(now)
     return [
@@ -84,15 +94,23 @@ def families(state: TraceState, now: int | None = None) -> list[Family]:
     ]  # fmt: skip
 
 
-# --- histograms of requests ---------------------------------------------------------------------------------------
+# --- histograms of requests -----------------------------------------------------------------------
 
 _HISTOGRAMS: Final = (
     ("ttft", "gen_ai.server.time_to_first_token", "Received to first token handed out."),
-    ("tpot", "gen_ai.server.time_per_output_token", "(Last token - first token) / (tokens - 1) of a request."),
+    (
+        "tpot",
+        "gen_ai.server.time_per_output_token",
+        "(Last token - first token) / (tokens - 1) of a request.",
+    ),
     ("e2e", "gen_ai.server.request.duration", "Received to closed."),
     ("queue", "tracer.queue.duration", "Handed to the engine to first scheduled (stage 4)."),
     ("prefill", "tracer.prefill.duration", "First scheduled to first token known."),
-    ("stage", "tracer.stage.duration", "Length of each of the twelve stages, of requests that are over."),
+    (
+        "stage",
+        "tracer.stage.duration",
+        "Length of each of the twelve stages, of requests that are over.",
+    ),
 )
 
 
@@ -113,7 +131,9 @@ def _requests(state: TraceState, tally: Tally, snapshot: Snapshot) -> Iterable[F
             _merge(found, labels, [distribution.total, *distribution.counts])
         _fill(family, found, what, NS_PER_S)
         yield family
-    usage = Family("gen_ai.client.token.usage", HISTOGRAM, "{token}", "Tokens of requests that are over.")
+    usage = Family(
+        "gen_ai.client.token.usage", HISTOGRAM, "{token}", "Tokens of requests that are over."
+    )
     found = {}
     for key, distribution in tally.distributions.items():
         if key[2] in ("input", "output"):
@@ -121,20 +141,32 @@ def _requests(state: TraceState, tally: Tally, snapshot: Snapshot) -> Iterable[F
             _merge(found, labels, [distribution.total, *distribution.counts])
     _fill(usage, found, "input", 1)
     yield usage
-    itl = Family("tracer.inter_token.latency", HISTOGRAM, "s", "Gap before each token but the first of a request.")
+    itl = Family(
+        "tracer.inter_token.latency",
+        HISTOGRAM,
+        "s",
+        "Gap before each token but the first of a request.",
+    )
     gaps = tally.distribution(ITL)
     _fill(itl, {(): [gaps.total, *gaps.counts]}, "itl", NS_PER_S)
     yield itl
 
 
-def _merge(found: dict[tuple[tuple[str, str], ...], list[int]], labels: dict[str, str], row: list[int]) -> None:
+def _merge(
+    found: dict[tuple[tuple[str, str], ...], list[int]], labels: dict[str, str], row: list[int]
+) -> None:
     """Add a row of counts to those of the same labels."""
     key = tuple(labels.items())
     known = found.get(key)
     found[key] = row if known is None else [a + b for a, b in zip(known, row, strict=True)]
 
 
-def _fill(family: Family, found: Mapping[tuple[tuple[str, str], ...], Sequence[int]], what: str, scale: int) -> None:
+def _fill(
+    family: Family,
+    found: Mapping[tuple[tuple[str, str], ...], Sequence[int]],
+    what: str,
+    scale: int,
+) -> None:
     bounds = tuple(bound / scale if scale > 1 else bound for bound in BOUNDS[what])
     for key, (total, *counts) in found.items():
         family.samples.append((dict(key), Buckets(bounds, tuple(counts), total / scale)))
@@ -142,7 +174,10 @@ def _fill(family: Family, found: Mapping[tuple[tuple[str, str], ...], Sequence[i
 
 def _gen_ai(key: Key, views: Mapping[str, EngineView], snapshot: Snapshot) -> dict[str, str]:
     engine = _engine(key[0], views, snapshot)
-    labels = {"gen_ai.operation.name": operation(key[1]), "gen_ai.provider.name": label(engine.name or "unknown")}
+    labels = {
+        "gen_ai.operation.name": operation(key[1]),
+        "gen_ai.provider.name": label(engine.name or "unknown"),
+    }
     if engine.model:
         labels["gen_ai.request.model"] = model_name(engine)
     return labels
@@ -154,7 +189,8 @@ def _own(key: Key, views: Mapping[str, EngineView], snapshot: Snapshot) -> dict[
 
 
 def _engine(source: str, views: Mapping[str, EngineView], snapshot: Snapshot) -> EngineView:
-    """The engine that a request of `source` belongs to: of a front end's own, the one that the figures are about."""
+    """The engine that a request of `source` belongs to: of a front end's own, the one that the
+    figures are about."""
     view = views.get(source)
     if view is not None and view.name:
         return view
@@ -169,7 +205,9 @@ def engine_labels(engine: EngineView) -> dict[str, str]:
 def model_name(engine: EngineView) -> str:
     """The model's name without the folders that it lies in."""
     model = engine.model
-    return label(model.rstrip("/").rsplit("/", 1)[-1] if model.startswith(("/", "~", ".")) else model)
+    return label(
+        model.rstrip("/").rsplit("/", 1)[-1] if model.startswith(("/", "~", ".")) else model
+    )
 
 
 def operation(route: str) -> str:
@@ -180,7 +218,7 @@ def operation(route: str) -> str:
     return "embeddings" if "embed" in lowered else "text_completion"
 
 
-# --- counters -----------------------------------------------------------------------------------------------------
+# --- counters -------------------------------------------------------------------------------------
 
 
 def _counters(state: TraceState, tally: Tally, snapshot: Snapshot) -> Iterable[Family]:
@@ -188,7 +226,9 @@ def _counters(state: TraceState, tally: Tally, snapshot: Snapshot) -> Iterable[F
     received = Family("tracer.requests.received", COUNTER, "{request}", "Requests received.")
     received.add(state.received_total)
     yield received
-    ended = Family("tracer.requests.ended", COUNTER, "{request}", "Requests that are over, by how they ended.")
+    ended = Family(
+        "tracer.requests.ended", COUNTER, "{request}", "Requests that are over, by how they ended."
+    )
     found: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for (source, route, reason), count in tally.ended.items():
         labels = {**_own((source, route, "", ""), views, snapshot), "finish_reason": label(reason)}
@@ -207,29 +247,56 @@ def _counters(state: TraceState, tally: Tally, snapshot: Snapshot) -> Iterable[F
         family.add(value)
         yield family
     for name, unit, help_, attribute in (
-        ("tracer.preemptions", "{preemption}", "Requests that lost their place in the batch.", "preempted"),
+        (
+            "tracer.preemptions",
+            "{preemption}",
+            "Requests that lost their place in the batch.",
+            "preempted",
+        ),
         ("tracer.steps", "{step}", "Steps of the engine that were seen.", "steps"),
-        ("tracer.evicted.blocks", "{block}", "Blocks dropped from the prefix cache to make room.", "evicted"),
+        (
+            "tracer.evicted.blocks",
+            "{block}",
+            "Blocks dropped from the prefix cache to make room.",
+            "evicted",
+        ),
     ):
         yield _by_engine(snapshot, Family(name, COUNTER, unit, help_), attribute)
     losses = snapshot.losses
-    faults = sum(fault.count for source in state.sources.values() for fault in source.faults.values())
+    faults = sum(
+        fault.count for source in state.sources.values() for fault in source.faults.values()
+    )
     for name, value, help_ in (
-        ("tracer.events.lost", losses.events, "Events that never arrived; figures may be short by them."),
+        (
+            "tracer.events.lost",
+            losses.events,
+            "Events that never arrived; figures may be short by them.",
+        ),
         ("tracer.events.unknown", losses.unknown, "Events that made no sense."),
-        ("tracer.events.set_aside", losses.set_aside, "Events left out because their time contradicts the others."),
-        ("tracer.hook.faults", faults, "Failures of hooks inside their own code; the engine went on."),
-    ):  # fmt: skip
+        (
+            "tracer.events.set_aside",
+            losses.set_aside,
+            "Events left out because their time contradicts the others.",
+        ),
+        (
+            "tracer.hook.faults",
+            faults,
+            "Failures of hooks inside their own code; the engine went on.",
+        ),
+    ):
         family = Family(name, COUNTER, "{fault}" if name.endswith("faults") else "{event}", help_)
         family.add(value)
         yield family
 
 
 def _by_engine(snapshot: Snapshot, family: Family, attribute: str, **labels: str) -> Family:
-    """A number of each engine; those of the same name and model added up. Not known where one of them is not."""
+    """A number of each engine; those of the same name and model added up. Not known where one of
+    them is not."""
     found: dict[tuple[tuple[str, str], ...], list[float | None]] = {}
     for view in engines_of(snapshot):
-        found.setdefault(tuple({**engine_labels(view), **labels}.items()), []).append(getattr(view, attribute))
+        found.setdefault(tuple({**engine_labels(view), **labels}.items()), []).append(
+            getattr(view, attribute)
+        )
     for key, values in found.items():
         known = [value for value in values if value is not None]
         if len(known) == len(values):
@@ -237,7 +304,7 @@ def _by_engine(snapshot: Snapshot, family: Family, attribute: str, **labels: str
     return family
 
 
-# --- gauges -------------------------------------------------------------------------------------------------------
+# --- gauges ---------------------------------------------------------------------------------------
 
 
 def _gauges(snapshot: Snapshot) -> Iterable[Family]:
@@ -250,11 +317,18 @@ def _gauges(snapshot: Snapshot) -> Iterable[Family]:
         ("tracer.step.token_budget", "{token}", "Tokens that a step can have.", "max_batch_tokens"),
     ):
         yield _by_engine(snapshot, Family(name, GAUGE, unit, help_), attribute)
-    blocks = Family("tracer.kv_cache.blocks", GAUGE, "{block}", "Blocks held by requests, kept for reuse, and free.")
+    blocks = Family(
+        "tracer.kv_cache.blocks",
+        GAUGE,
+        "{block}",
+        "Blocks held by requests, kept for reuse, and free.",
+    )
     for state, attribute in (("used", "used"), ("cached", "cached"), ("free", "free")):
         _by_engine(snapshot, blocks, attribute, state=state)
     yield blocks
-    usage = Family("tracer.kv_cache.usage", GAUGE, "1", "Blocks that requests hold over all blocks.")
+    usage = Family(
+        "tracer.kv_cache.usage", GAUGE, "1", "Blocks that requests hold over all blocks."
+    )
     up = Family("tracer.engine.up", GAUGE, "1", "Whether the engine's process is there and well.")
     stalled = Family("tracer.engine.stalled", GAUGE, "1", "Whether requests wait and no step ends.")
     info = Family("tracer.engine.info", GAUGE, "1", "What the engine is; always 1.")
@@ -263,12 +337,21 @@ def _gauges(snapshot: Snapshot) -> Iterable[Family]:
         usage.add(kv_usage(view), **labels)
         up.add(float(view.alive), **labels)
         stalled.add(float(bool(view.stalled)), **labels)
-        info.add(1.0, **labels, version=view.version, dtype=view.dtype, device=view.device, status=view.status)
+        info.add(
+            1.0,
+            **labels,
+            version=view.version,
+            dtype=view.dtype,
+            device=view.device,
+            status=view.status,
+        )
     yield from (usage, up, stalled, info)
     live = Family("tracer.requests.live", GAUGE, "{request}", "Requests received and not over.")
     live.add(snapshot.live)
     yield live
-    incomplete = Family("tracer.requests.incomplete", GAUGE, "{request}", "Requests that lost some of their events.")
+    incomplete = Family(
+        "tracer.requests.incomplete", GAUGE, "{request}", "Requests that lost some of their events."
+    )
     incomplete.add(snapshot.losses.incomplete_requests)
     yield incomplete
     build = Family("tracer.build.info", GAUGE, "1", "The tracer; always 1.")
@@ -277,8 +360,8 @@ def _gauges(snapshot: Snapshot) -> Iterable[Family]:
 
 
 def _distinct(engines: Iterable[EngineView]) -> Iterable[EngineView]:
-    """Engines without those whose labels an earlier one has: a gauge of theirs cannot be told apart. Those that are
-    there come before those that are gone."""
+    """Engines without those whose labels an earlier one has: a gauge of theirs cannot be told
+    apart. Those that are there come before those that are gone."""
     seen: set[tuple[str, ...]] = set()
     for view in sorted(engines, key=lambda view: not view.alive):
         labels = tuple(engine_labels(view).values())
@@ -287,20 +370,38 @@ def _distinct(engines: Iterable[EngineView]) -> Iterable[EngineView]:
             yield view
 
 
-# --- over windows -------------------------------------------------------------------------------------------------
+# --- over windows ---------------------------------------------------------------------------------
 
 
 def _windows(state: TraceState, snapshot: Snapshot) -> Iterable[Family]:
-    latency = Family("tracer.window.latency", GAUGE, "s", "Percentiles over the last stretch of time, within 1 %.")
+    latency = Family(
+        "tracer.window.latency",
+        GAUGE,
+        "s",
+        "Percentiles over the last stretch of time, within 1 %.",
+    )
     samples = Family("tracer.window.samples", GAUGE, "1", "Samples that those percentiles are of.")
     rate = Family("tracer.window.request_rate", GAUGE, "1/s", "Requests received per second.")
-    tokens_in = Family("tracer.window.prompt_token_rate", GAUGE, "1/s", "Prompt tokens scheduled per second.")
-    tokens_out = Family("tracer.window.output_token_rate", GAUGE, "1/s", "Output tokens per second.")
-    hits = Family("tracer.window.prefix_cache_hit_share", GAUGE, "1", "Cached prompt tokens over prompt tokens.")
+    tokens_in = Family(
+        "tracer.window.prompt_token_rate", GAUGE, "1/s", "Prompt tokens scheduled per second."
+    )
+    tokens_out = Family(
+        "tracer.window.output_token_rate", GAUGE, "1/s", "Output tokens per second."
+    )
+    hits = Family(
+        "tracer.window.prefix_cache_hit_share",
+        GAUGE,
+        "1",
+        "Cached prompt tokens over prompt tokens.",
+    )
     for name, window_s in WINDOWS:
         at = state.snapshot(now=snapshot.now, window_s=window_s, limit=0)
         for timer, quantiles in at.timers.items():
-            for quantile, ms in (("0.5", quantiles.p50), ("0.95", quantiles.p95), ("0.99", quantiles.p99)):
+            for quantile, ms in (
+                ("0.5", quantiles.p50),
+                ("0.95", quantiles.p95),
+                ("0.99", quantiles.p99),
+            ):
                 seconds = None if ms is None else ms * NS_PER_MS / NS_PER_S
                 latency.add(seconds, latency=timer, quantile=quantile, window=name)
             samples.add(quantiles.count, latency=timer, window=name)
@@ -311,11 +412,16 @@ def _windows(state: TraceState, snapshot: Snapshot) -> Iterable[Family]:
     yield from (latency, samples, rate, tokens_in, tokens_out, hits)
 
 
-# --- processes ----------------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
 def _processes(snapshot: Snapshot) -> Iterable[Family]:
-    cores = Family("tracer.process.cpu.cores", GAUGE, "1", "CPU time over wall time of a traced process; 1 is a core.")
+    cores = Family(
+        "tracer.process.cpu.cores",
+        GAUGE,
+        "1",
+        "CPU time over wall time of a traced process; 1 is a core.",
+    )
     memory = Family("tracer.process.memory", GAUGE, "By", "Resident memory of a traced process.")
     for view in snapshot.engines:
         if view.alive:

@@ -7,7 +7,16 @@ from typing import Any
 
 from tracer.format.text import clean
 from tracer.state.metrics.histogram import Quantiles
-from tracer.state.metrics.numbers import Attainment, Curve, Figures, Gauges, History, Lengths, Numbers, Window
+from tracer.state.metrics.numbers import (
+    Attainment,
+    Curve,
+    Figures,
+    Gauges,
+    History,
+    Lengths,
+    Numbers,
+    Window,
+)
 
 
 def numbers_document(numbers: Numbers) -> dict[str, Any]:
@@ -24,13 +33,18 @@ def numbers_document(numbers: Numbers) -> dict[str, Any]:
         "itl_by_position": _curve(numbers.by_position),
         "ttft_by_prompt": [
             {
-                "low": point.low, "high": point.high, "count": point.count, "p50_ms": point.p50, "p95_ms": point.p95,
-                "queue_p50_ms": point.queue, "prefill_p50_ms": point.prefill,
+                "low": point.low,
+                "high": point.high,
+                "count": point.count,
+                "p50_ms": point.p50,
+                "p95_ms": point.p95,
+                "queue_p50_ms": point.queue,
+                "prefill_p50_ms": point.prefill,
             }
             for point in numbers.by_prompt
         ],
         "history": _history(numbers.history),
-    }  # fmt: skip
+    }
 
 
 def timer_document(timer: Quantiles) -> dict[str, Any]:
@@ -46,7 +60,10 @@ def _window(window: Window) -> dict[str, Any]:
         "budget_use": window.budget_use,
         "all": figures_document(window.all),
         "groups": {
-            dimension: [{"name": clean(group.name), "figures": figures_document(group.figures)} for group in groups]
+            dimension: [
+                {"name": clean(group.name), "figures": figures_document(group.figures)}
+                for group in groups
+            ]
             for dimension, groups in window.groups.items()
         },
     }
@@ -74,9 +91,13 @@ def figures_document(figures: Figures) -> dict[str, Any]:
 
 def _lengths(lengths: Lengths) -> dict[str, Any]:
     return {
-        "count": lengths.count, "mean": lengths.mean, "p50": lengths.p50, "p95": lengths.p95, "p99": lengths.p99,
+        "count": lengths.count,
+        "mean": lengths.mean,
+        "p50": lengths.p50,
+        "p95": lengths.p95,
+        "p99": lengths.p99,
         "max": lengths.most,
-    }  # fmt: skip
+    }
 
 
 def _attainment(slo: Attainment) -> dict[str, Any]:
@@ -86,7 +107,9 @@ def _attainment(slo: Attainment) -> dict[str, Any]:
         "unknown": slo.unknown,
         "share": slo.share,
         "goodput": slo.goodput,
-        "targets": {name: {"target_ms": target, "share": share} for name, target, share in slo.each},
+        "targets": {
+            name: {"target_ms": target, "share": share} for name, target, share in slo.each
+        },
     }
 
 
@@ -113,7 +136,13 @@ def gauges_document(gauges: Gauges) -> dict[str, Any]:
 
 def _curve(curve: Curve) -> dict[str, Any]:
     points = [
-        {"low": point.low, "high": point.high, "count": point.count, "p50_ms": point.p50, "p95_ms": point.p95}
+        {
+            "low": point.low,
+            "high": point.high,
+            "count": point.count,
+            "p50_ms": point.p50,
+            "p95_ms": point.p95,
+        }
         for point in curve.points
     ]
     return {"rise": curve.rise, "points": points}

@@ -1,4 +1,5 @@
-"""The Numbers view as lines of plain text, for `text.report`: every window side by side, then what belongs to one."""
+"""The Numbers view as lines of plain text, for `text.report`: every window side by side, then what
+belongs to one."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from tracer.export.page import Page
 from tracer.state.metrics.histogram import Quantiles
 from tracer.state.metrics.numbers import Attainment, Curve, Figures, Lengths, Numbers, Window
 
-LABELS: Final = {"queue": "queue", "prefill": "prefill", "ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E"}
+LABELS: Final = {
+    "queue": "queue",
+    "prefill": "prefill",
+    "ttft": "TTFT",
+    "itl": "ITL",
+    "tpot": "TPOT",
+    "e2e": "E2E",
+}
 
 
 def window_name(window_s: float) -> str:
@@ -26,7 +34,8 @@ def told_windows(numbers: Numbers) -> list[Window]:
 
 
 def latency_lines(page: Page, numbers: Numbers) -> None:
-    """p50/p95/p99 and samples of each latency over every window, as many windows as there is room for."""
+    """p50/p95/p99 and samples of each latency over every window, as many windows as there is room
+    for."""
     cells, first = 32, 8
     windows = told_windows(numbers)
     fit = max(1, (page.width - first) // cells)
@@ -35,11 +44,15 @@ def latency_lines(page: Page, numbers: Numbers) -> None:
     heads = [f"p50 / p95 / p99 · {window_name(window.window_s)}" for window in windows]
     page.line("ms".ljust(first) + "".join(f"{head:>{cells}}" for head in heads))
     for name, label in LABELS.items():
-        page.line(label.ljust(first) + "".join(f"{_triple(w.all.timers.get(name)):>{cells}}" for w in windows))
+        page.line(
+            label.ljust(first)
+            + "".join(f"{_triple(w.all.timers.get(name)):>{cells}}" for w in windows)
+        )
 
 
 def figure_lines(page: Page, numbers: Numbers) -> None:
-    """Throughput, hits, budget, lengths, ends and targets over every window; groups of the whole trace."""
+    """Throughput, hits, budget, lengths, ends and targets over every window; groups of the whole
+    trace."""
     for window in told_windows(numbers):
         figures = window.all
         name = window_name(window.window_s)
@@ -53,7 +66,10 @@ def figure_lines(page: Page, numbers: Numbers) -> None:
     for name, lengths in (("prompt", whole.all.prompt), ("output", whole.all.output)):
         if lengths.count:
             page.flow(f"{name} tokens {_lengths(lengths)}", f"{lengths.count:,} requests ended")
-    for name, curve in (("batch size", numbers.by_batch), ("sequence position", numbers.by_position)):
+    for name, curve in (
+        ("batch size", numbers.by_batch),
+        ("sequence position", numbers.by_position),
+    ):
         if curve.rise is not None:
             page.line(f"ITL against {name}: {_rise(curve)}")
     _groups(page, whole)
@@ -67,9 +83,11 @@ def _groups(page: Page, window: Window) -> None:
             figures = group.figures
             page.flow(
                 f"{dimension} {group.name or '(none)'}: {figures.requests:,} requests",
-                f"TTFT {_triple(figures.timers.get('ttft'))}", f"ITL {_triple(figures.timers.get('itl'))}",
-                _share("hits", figures.hit_share), _goodput(figures.slo),
-            )  # fmt: skip
+                f"TTFT {_triple(figures.timers.get('ttft'))}",
+                f"ITL {_triple(figures.timers.get('itl'))}",
+                _share("hits", figures.hit_share),
+                _goodput(figures.slo),
+            )
 
 
 def _triple(timer: Quantiles | None) -> str:
@@ -81,7 +99,9 @@ def _triple(timer: Quantiles | None) -> str:
 def _ms(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+    return (
+        f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+    )
 
 
 def _lengths(lengths: Lengths) -> str:
@@ -106,4 +126,7 @@ def _goodput(slo: Attainment | None) -> str:
 
 def _rise(curve: Curve) -> str:
     first, last = curve.points[0], curve.points[-1]
-    return f"×{curve.rise:.2f} from {first.low:,} to {last.high:,} (p50 {_ms(first.p50)} to {_ms(last.p50)} ms)"
+    return (
+        f"×{curve.rise:.2f} from {first.low:,} to {last.high:,} (p50 {_ms(first.p50)} to "
+        f"{_ms(last.p50)} ms)"
+    )

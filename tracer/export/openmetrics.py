@@ -1,4 +1,5 @@
-"""Metrics as Prometheus and OpenMetrics have them, through prometheus_client (the extra ``metrics``)."""
+"""Metrics as Prometheus and OpenMetrics have them, through prometheus_client (the extra
+``metrics``)."""
 
 from __future__ import annotations
 
@@ -6,22 +7,33 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from tracer.export.metrics import COUNTER, HISTOGRAM, Buckets, Family
 
 _SUFFIXES: Final = {
-    "s": "seconds", "By": "bytes", "1": "", "1/s": "per_second", "By/s": "bytes_per_second", "MHz": "megahertz",
-    "W": "watts", "Cel": "celsius",
-}  # fmt: skip
+    "s": "seconds",
+    "By": "bytes",
+    "1": "",
+    "1/s": "per_second",
+    "By/s": "bytes_per_second",
+    "MHz": "megahertz",
+    "W": "watts",
+    "Cel": "celsius",
+}
 """By unit; one in braces (``{token}``) is an annotation and has none."""
 
 
 def name_of(family: Family) -> str:
-    """The name of a family in Prometheus: dots are underscores, the unit is the last word. Counters have ``_total``
-    after that in their samples."""
+    """The name of a family in Prometheus: dots are underscores, the unit is the last word. Counters
+    have ``_total`` after that in their samples."""
     plain = family.name.replace(".", "_")
     suffix = _SUFFIXES.get(family.unit, "")
     return f"{plain}_{suffix}" if suffix and not plain.endswith(f"_{suffix}") else plain
@@ -72,9 +84,11 @@ def _metric(family: Family) -> Metric:
                 told = [labels.get(name, "") for name in names]
                 histogram.add_metric(told, buckets=_cumulative(value), sum_value=value.total)
         return made
-    numbers = CounterMetricFamily(name, help_, labels=keys) if family.kind == COUNTER else GaugeMetricFamily(
-        name, help_, labels=keys
-    )  # fmt: skip
+    numbers = (
+        CounterMetricFamily(name, help_, labels=keys)
+        if family.kind == COUNTER
+        else GaugeMetricFamily(name, help_, labels=keys)
+    )
     for labels, value in family.samples:
         if not isinstance(value, Buckets):
             numbers.add_metric([labels.get(name, "") for name in names], value)

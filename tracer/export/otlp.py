@@ -1,11 +1,12 @@
 """A trace as OpenTelemetry spans with the `gen_ai.*` attributes of the GenAI semantic conventions.
 
-A request is a trace of its own: a server span, under it a span for each stage that has a length, under prefill one for
-each chunk. What the conventions have no name for is under `tracer.*`. Ids follow from the trace's content: exporting it
-twice gives the same spans, which a backend can tell apart from new ones.
+A request is a trace of its own: a server span, under it a span for each stage that has a length,
+under prefill one for each chunk. What the conventions have no name for is under `tracer.*`. Ids
+follow from the trace's content: exporting it twice gives the same spans, which a backend can tell
+apart from new ones.
 
-Documents are OTLP's JSON encoding (ids in hex, 64-bit integers as strings), one request to a collector each;
-`otlp_message` makes the protobuf message of one.
+Documents are OTLP's JSON encoding (ids in hex, 64-bit integers as strings), one request to a
+collector each; `otlp_message` makes the protobuf message of one.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def otlp_documents(whole: Whole) -> Iterator[Document]:
 
 
 def otlp_message(document: Document) -> Any:
-    """The protobuf message of a document. Raises ImportError without the `opentelemetry-proto` package."""
+    """The protobuf message of a document. Raises ImportError without the `opentelemetry-proto`
+    package."""
     from google.protobuf.json_format import ParseDict
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -61,14 +63,16 @@ def _with_bytes(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     return {
-        key: base64.b64encode(bytes.fromhex(value)).decode("ascii") if key in _IDS else _with_bytes(value)
+        key: base64.b64encode(bytes.fromhex(value)).decode("ascii")
+        if key in _IDS
+        else _with_bytes(value)
         for key, value in node.items()
     }
 
 
 _IDS: Final = frozenset({"traceId", "spanId", "parentSpanId"})
 
-# --- documents -------------------------------------------------------------------------------------------------------
+# --- documents ------------------------------------------------------------------------------------
 
 
 def _document(whole: Whole, sources: dict[str, list[Document]]) -> Document:
@@ -76,7 +80,9 @@ def _document(whole: Whole, sources: dict[str, list[Document]]) -> Document:
         "resourceSpans": [
             {
                 "resource": {"attributes": _attributes(_resource(whole, source))},
-                "scopeSpans": [{"scope": {"name": "tracer", "version": __version__}, "spans": spans}],
+                "scopeSpans": [
+                    {"scope": {"name": "tracer", "version": __version__}, "spans": spans}
+                ],
             }
             for source, spans in sources.items()
         ]
@@ -90,10 +96,13 @@ def _resource(whole: Whole, source: str) -> dict[str, Any]:
     told["service.instance.id"] = source
     if view is not None:
         told |= {
-            "service.version": view.version, "process.pid": view.pid or None, "tracer.engine.model": view.model,
-            "tracer.engine.dtype": view.dtype, "tracer.engine.device": view.device,
+            "service.version": view.version,
+            "process.pid": view.pid or None,
+            "tracer.engine.model": view.model,
+            "tracer.engine.dtype": view.dtype,
+            "tracer.engine.device": view.device,
             "tracer.engine.steps": sum(row.view.source == source for row in whole.steps),
-        }  # fmt: skip
+        }
     if header is not None:
         told |= {"host.name": header.host}
     return told
@@ -121,22 +130,36 @@ def _request(whole: Whole, row: RequestRow) -> Iterator[Document]:
             continue
         own = _child(root, stage.stage.value)
         known: dict[str, Any] = {
-            "tracer.stage": stage.stage.value, "tracer.status": stage.status.value, "tracer.reason": stage.reason,
+            "tracer.stage": stage.stage.value,
+            "tracer.status": stage.status.value,
+            "tracer.reason": stage.reason,
             "tracer.wait_ms": stage.wait_ms,
             **{f"tracer.{name.replace(' ', '_')}_ms": ms for name, ms in stage.parts},
-        }  # fmt: skip
+        }
         end = stage.begin + round(stage.ms * NS_PER_MS)
         yield _span(whole, trace, own, root, stage.stage.id, stage.begin, end, known, _INTERNAL)
         for number, chunk in enumerate(view.chunks if stage.stage.id == "prefill" else (), 1):
             known = {"tracer.step": chunk.step, "tracer.tokens": chunk.tokens}
             yield _span(
-                whole, trace, _child(root, 100 + number), own, "chunk", chunk.begin, chunk.end, known, _INTERNAL
+                whole,
+                trace,
+                _child(root, 100 + number),
+                own,
+                "chunk",
+                chunk.begin,
+                chunk.end,
+                known,
+                _INTERNAL,
             )
 
 
-def _request_attributes(whole: Whole, row: RequestRow, operation: str, model: str, failed: bool) -> dict[str, Any]:
+def _request_attributes(
+    whole: Whole, row: RequestRow, operation: str, model: str, failed: bool
+) -> dict[str, Any]:
     view = row.view
-    engine = next((e for e in whole.snapshot.engines if e.source == (row.record.engine or view.source)), None)
+    engine = next(
+        (e for e in whole.snapshot.engines if e.source == (row.record.engine or view.source)), None
+    )
     told: dict[str, Any] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": (engine.name if engine is not None else "") or "llm-engine",
@@ -149,8 +172,12 @@ def _request_attributes(whole: Whole, row: RequestRow, operation: str, model: st
         "gen_ai.usage.output_tokens": view.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": view.cached_tokens,
         "gen_ai.response.finish_reasons": [view.finish_reason] if view.finish_reason else None,
-        "gen_ai.response.time_to_first_chunk": view.ttft_ms / 1000 if view.ttft_ms is not None else None,
-        "error.type": (str(view.status_code) if (view.status_code or 0) >= 400 else "failed") if failed else None,
+        "gen_ai.response.time_to_first_chunk": view.ttft_ms / 1000
+        if view.ttft_ms is not None
+        else None,
+        "error.type": (str(view.status_code) if (view.status_code or 0) >= 400 else "failed")
+        if failed
+        else None,
         "http.response.status_code": view.status_code,
         "http.route": view.route if view.route.startswith("/") else None,
         "tracer.request.tenant": view.tenant,
@@ -166,7 +193,10 @@ def _request_attributes(whole: Whole, row: RequestRow, operation: str, model: st
         "tracer.request.e2e_ms": view.e2e_ms,
         "tracer.request.unattributed_ms": view.unattributed_ms,
     }
-    for name, role, text in (("input", "user", row.prompt_text), ("output", "assistant", row.output_text)):
+    for name, role, text in (
+        ("input", "user", row.prompt_text),
+        ("output", "assistant", row.output_text),
+    ):
         if text is not None:
             told[f"gen_ai.{name}.messages"] = _Messages(role, text, view.finish_reason)
     return told
@@ -195,22 +225,37 @@ def _model(whole: Whole, row: RequestRow) -> str:
 
 
 def _span(
-    whole: Whole, trace: str, own: str, parent: str, name: str, begin: int, end: int, told: dict[str, Any], kind: int
+    whole: Whole,
+    trace: str,
+    own: str,
+    parent: str,
+    name: str,
+    begin: int,
+    end: int,
+    told: dict[str, Any],
+    kind: int,
 ) -> Document:
     made: Document = {"traceId": trace, "spanId": own}
     if parent:
         made["parentSpanId"] = parent
     start, stop = whole.wall(begin), whole.wall(max(begin, end))
     made |= {
-        "name": clean(name), "kind": kind, "startTimeUnixNano": str(start), "endTimeUnixNano": str(stop),
+        "name": clean(name),
+        "kind": kind,
+        "startTimeUnixNano": str(start),
+        "endTimeUnixNano": str(stop),
         "attributes": _attributes(told),
-    }  # fmt: skip
+    }
     return made
 
 
 def _attributes(told: dict[str, Any]) -> list[Document]:
     """What is known, in OTLP's form; empty words and None are left out."""
-    return [{"key": key, "value": _value(value)} for key, value in told.items() if value is not None and value != ""]
+    return [
+        {"key": key, "value": _value(value)}
+        for key, value in told.items()
+        if value is not None and value != ""
+    ]
 
 
 def _value(value: Value | list[str] | _Messages) -> Document:
@@ -225,7 +270,7 @@ def _value(value: Value | list[str] | _Messages) -> Document:
     return {"stringValue": value.text if isinstance(value, _Messages) else clean(value)}
 
 
-# --- ids -------------------------------------------------------------------------------------------------------------
+# --- ids ------------------------------------------------------------------------------------------
 
 
 def _ids(whole: Whole, row: RequestRow) -> tuple[str, str]:

@@ -1,8 +1,8 @@
-"""Metrics as OTLP has them: one ``ExportMetricsServiceRequest``, made of opentelemetry-proto's messages (the extra
-``otlp``).
+"""Metrics as OTLP has them: one ``ExportMetricsServiceRequest``, made of opentelemetry-proto's
+messages (the extra ``otlp``).
 
-The SDK is not used: it would aggregate once more what the state has aggregated, and has no way to take a histogram as
-it is. Temporality is cumulative, from the begin of the trace.
+The SDK is not used: it would aggregate once more what the state has aggregated, and has no way to
+take a histogram as it is. Temporality is cumulative, from the begin of the trace.
 """
 
 from __future__ import annotations
@@ -29,10 +29,15 @@ from tracer.export.metrics import COUNTER, HISTOGRAM, Buckets, Family
 
 
 def request(families: Iterable[Family], start: int, now: int, resource: Mapping[str, str]) -> bytes:
-    """The encoded request: `start` and `now` in ns since the epoch, `resource` what is told about us."""
+    """The encoded request: `start` and `now` in ns since the epoch, `resource` what is told about
+    us."""
     metrics = [_metric(family, start, now) for family in families if family.samples]
-    scope = ScopeMetrics(scope=InstrumentationScope(name="tracer", version=__version__), metrics=metrics)
-    told = ResourceMetrics(resource=Resource(attributes=_attributes(resource)), scope_metrics=[scope])
+    scope = ScopeMetrics(
+        scope=InstrumentationScope(name="tracer", version=__version__), metrics=metrics
+    )
+    told = ResourceMetrics(
+        resource=Resource(attributes=_attributes(resource)), scope_metrics=[scope]
+    )
     return bytes(ExportMetricsServiceRequest(resource_metrics=[told]).SerializeToString())
 
 
@@ -41,25 +46,39 @@ def _metric(family: Family, start: int, now: int) -> Metric:
     if family.kind == HISTOGRAM:
         points = [
             HistogramDataPoint(
-                attributes=_attributes(labels), start_time_unix_nano=start, time_unix_nano=now, count=value.count,
-                sum=value.total, bucket_counts=value.counts, explicit_bounds=value.bounds,
+                attributes=_attributes(labels),
+                start_time_unix_nano=start,
+                time_unix_nano=now,
+                count=value.count,
+                sum=value.total,
+                bucket_counts=value.counts,
+                explicit_bounds=value.bounds,
             )
-            for labels, value in family.samples if isinstance(value, Buckets)
-        ]  # fmt: skip
+            for labels, value in family.samples
+            if isinstance(value, Buckets)
+        ]
         temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
         made.histogram.CopyFrom(Histogram(data_points=points, aggregation_temporality=temporality))
         return made
-    numbers = [_number(value, labels, start, now) for labels, value in family.samples if not isinstance(value, Buckets)]
+    numbers = [
+        _number(value, labels, start, now)
+        for labels, value in family.samples
+        if not isinstance(value, Buckets)
+    ]
     if family.kind == COUNTER:
         temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
-        made.sum.CopyFrom(Sum(data_points=numbers, aggregation_temporality=temporality, is_monotonic=True))
+        made.sum.CopyFrom(
+            Sum(data_points=numbers, aggregation_temporality=temporality, is_monotonic=True)
+        )
     else:
         made.gauge.CopyFrom(Gauge(data_points=numbers))
     return made
 
 
 def _number(value: float, labels: Mapping[str, str], start: int, now: int) -> NumberDataPoint:
-    made = NumberDataPoint(attributes=_attributes(labels), start_time_unix_nano=start, time_unix_nano=now)
+    made = NumberDataPoint(
+        attributes=_attributes(labels), start_time_unix_nano=start, time_unix_nano=now
+    )
     if isinstance(value, int):
         made.as_int = value
     else:
@@ -68,4 +87,8 @@ def _number(value: float, labels: Mapping[str, str], start: int, now: int) -> Nu
 
 
 def _attributes(labels: Mapping[str, str]) -> list[KeyValue]:
-    return [KeyValue(key=name, value=AnyValue(string_value=text)) for name, text in labels.items() if text]
+    return [
+        KeyValue(key=name, value=AnyValue(string_value=text))
+        for name, text in labels.items()
+        if text
+    ]

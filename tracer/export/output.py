@@ -1,7 +1,8 @@
-"""Files that are there whole or not at all: written beside their place under another name, then renamed.
+"""Files that are there whole or not at all: written beside their place under another name, then
+renamed.
 
-A file that exists is not replaced unless asked for. Whatever goes wrong, a full disk included, leaves what was there
-before and nothing else.
+A file that exists is not replaced unless asked for. Whatever goes wrong, a full disk included,
+leaves what was there before and nothing else.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class ExportError(UserError):
 
 
 class Output:
-    """Files to be written together: `file` opens one, leaving the `with` puts all of them in place, or none when it is
-    left by an exception. Raises ExportError."""
+    """Files to be written together: `file` opens one, leaving the `with` puts all of them in place,
+    or none when it is left by an exception. Raises ExportError."""
 
     def __init__(self, *, overwrite: bool) -> None:
         self._overwrite = overwrite
@@ -46,7 +47,9 @@ class Output:
         if path.is_dir():
             raise ExportError(f"cannot write {path}: it is a folder")
         if os.path.lexists(path) and not self._overwrite:
-            raise ExportError(f"{path} exists already: give another name with -o, or --force to replace it")
+            raise ExportError(
+                f"{path} exists already: give another name with -o, or --force to replace it"
+            )
         beside = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")
         try:
             # Not for others to read: what requests were about can be in it.
@@ -62,13 +65,20 @@ class Output:
     def __enter__(self) -> Output:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         try:
             if kind is None:
                 for beside, path in self._made:
                     put_in_place(beside, path, overwrite=self._overwrite)
         except OSError as failure:
-            raise ExportError(f"cannot write {failure.filename2 or failure.filename}: {why(failure)}") from None
+            raise ExportError(
+                f"cannot write {failure.filename2 or failure.filename}: {why(failure)}"
+            ) from None
         finally:
             for beside, _ in self._made:
                 beside.unlink(missing_ok=True)
@@ -78,8 +88,8 @@ class Output:
 
 
 def put_in_place(beside: Path, path: Path, *, overwrite: bool) -> None:
-    """Give a file its name. Unless `overwrite`, one that has come to be there meanwhile is not replaced either, where
-    that can be told. Raises OSError."""
+    """Give a file its name. Unless `overwrite`, one that has come to be there meanwhile is not
+    replaced either, where that can be told. Raises OSError."""
     if not overwrite:
         try:
             os.link(beside, path)

@@ -1,4 +1,5 @@
-"""Lines of text for a terminal or a pipe: cropped, cleaned, in ASCII where nothing else can be printed."""
+"""Lines of text for a terminal or a pipe: cropped, cleaned, in ASCII where nothing else can be
+printed."""
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ class Page:
     def plain(self, text: str) -> str:
         """`text` as it may be printed: cleaned, and ASCII where nothing else can be."""
         text = clean(text)
-        return text if self.unicode else text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
+        return (
+            text
+            if self.unicode
+            else text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
+        )
 
     def line(self, text: str) -> None:
         """One line, cropped."""
@@ -67,7 +72,8 @@ class Page:
         self._lines.append(line.rstrip())
 
     def block(self, text: str, lines: int) -> None:
-        """Untrusted text of several lines, wrapped and indented; what is beyond `lines` is said to be left out."""
+        """Untrusted text of several lines, wrapped and indented; what is beyond `lines` is said to
+        be left out."""
         rows: list[str] = []
         for row in clean(text, keep_newlines=True).split("\n"):
             rows.extend(chop_cells(self.plain(row), max(2, self.width - 2)) or [""])
@@ -88,4 +94,8 @@ class Page:
         return "\n".join(self._lines)
 
     def _crop(self, text: str, cells: int) -> str:
-        return text if cell_width(text) <= cells else fit(text, cells, ellipsis="…" if self.unicode else "~")
+        return (
+            text
+            if cell_width(text) <= cells
+            else fit(text, cells, ellipsis="…" if self.unicode else "~")
+        )

@@ -1,8 +1,9 @@
-"""A trace as one self-contained page: a waterfall to hover and to walk through with the keys, light or dark.
+"""A trace as one self-contained page: a waterfall to hover and to walk through with the keys, light
+or dark.
 
-Nothing is fetched: a content security policy forbids it, and lets run no script but the one that is in the page. All
-text of the trace is in a block of JSON that no parser takes for markup, and gets onto the page as text only; the
-totals are plain markup, so that they are there without scripts.
+Nothing is fetched: a content security policy forbids it, and lets run no script but the one that is
+in the page. All text of the trace is in a block of JSON that no parser takes for markup, and gets
+onto the page as text only; the totals are plain markup, so that they are there without scripts.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _DIGITS: Final = 4
 def page_text(whole: Whole) -> str:
     """The page."""
     folder = files("tracer.export") / "web"
-    template, style, script = ((folder / name).read_text("utf-8") for name in ("page.html", "page.css", "page.js"))
+    template, style, script = (
+        (folder / name).read_text("utf-8") for name in ("page.html", "page.css", "page.js")
+    )
     style = style.replace("{{light}}", _LIGHT).replace("{{dark}}", _DARK)
     values = {
         "policy": _policy(style, script),
@@ -47,7 +50,9 @@ def page_text(whole: Whole) -> str:
         "data": _json(_data(whole)),
     }
     pieces = template.split("{{")
-    return pieces[0] + "".join(values[name] + rest for name, _, rest in (piece.partition("}}") for piece in pieces[1:]))
+    return pieces[0] + "".join(
+        values[name] + rest for name, _, rest in (piece.partition("}}") for piece in pieces[1:])
+    )
 
 
 def _policy(style: str, script: str) -> str:
@@ -55,7 +60,8 @@ def _policy(style: str, script: str) -> str:
         return base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
     return (
-        f"default-src 'none'; style-src 'sha256-{digest(style)}'; script-src 'sha256-{digest(script)}'; "
+        f"default-src 'none'; style-src 'sha256-{digest(style)}'; script-src "
+        f"'sha256-{digest(script)}'; "
         "base-uri 'none'; form-action 'none'"
     )
 
@@ -67,7 +73,9 @@ def _timer(whole: Whole, name: str, label: str) -> str:
 
 def _stages(whole: Whole) -> str:
     totals = whole.totals()
-    everything = sum((whole.end(row.view) - row.view.received) / NS_PER_MS for row in whole.requests)
+    everything = sum(
+        (whole.end(row.view) - row.view.received) / NS_PER_MS for row in whole.requests
+    )
     lines = []
     for known in STAGES:
         count = sum(row.view.stages[known.stage - 1].ms is not None for row in whole.requests)
@@ -75,7 +83,8 @@ def _stages(whole: Whole) -> str:
         share = f"{ms / everything:.2%}" if everything else "–"
         lines.append(
             f'<tr data-stage="{known.stage.id}"><td class="n">{known.stage.value}</td>'
-            f'<td><i class="s{known.stage.value}"></i>{_html(known.label)}</td><td class="n">{count:,}</td>'
+            f'<td><i class="s{known.stage.value}"></i>{_html(known.label)}</td><td '
+            f'class="n">{count:,}</td>'
             f'<td class="n" title="{ms!r}">{figure(ms)}</td><td class="n">{share}</td>'
             f"<td>{_html(known.bounded_by)}</td><td>{_html(known.worse)}</td></tr>"
         )
@@ -84,7 +93,10 @@ def _stages(whole: Whole) -> str:
 
 def _data(whole: Whole) -> dict[str, Any]:
     return {
-        "stages": [{"id": known.stage.id, "label": known.label, "bounded": known.bounded_by} for known in STAGES],
+        "stages": [
+            {"id": known.stage.id, "label": known.label, "bounded": known.bounded_by}
+            for known in STAGES
+        ],
         "requests": [_request(whole, row) for row in whole.requests],
     }
 
@@ -96,26 +108,47 @@ def _request(whole: Whole, row: RequestRow) -> dict[str, Any]:
         return round((t - whole.began) / NS_PER_MS, _DIGITS)
 
     stages = [
-        (stage.stage.value, None if stage.begin is None else since(stage.begin), _rounded(stage.ms), stage.status.value,
-         _rounded(stage.wait_ms), clean(stage.reason))
+        (
+            stage.stage.value,
+            None if stage.begin is None else since(stage.begin),
+            _rounded(stage.ms),
+            stage.status.value,
+            _rounded(stage.wait_ms),
+            clean(stage.reason),
+        )
         for stage in view.stages
-    ]  # fmt: skip
+    ]
     made: dict[str, Any] = {
-        "id": clean(view.id), "phase": view.phase.value, "received": since(view.received),
-        "length": _rounded((whole.end(view) - view.received) / NS_PER_MS), "prompt": view.prompt_tokens,
-        "cached": view.cached_tokens, "output": view.output_tokens, "reason": clean(view.finish_reason),
-        "error": clean(view.error), "model": clean(view.model), "preemptions": view.preemptions,
-        "incomplete": view.incomplete, "queue": _rounded(view.queue_ms), "prefill": _rounded(view.prefill_ms),
-        "ttft": _rounded(view.ttft_ms), "tpot": _rounded(view.tpot_ms), "e2e": _rounded(view.e2e_ms),
+        "id": clean(view.id),
+        "phase": view.phase.value,
+        "received": since(view.received),
+        "length": _rounded((whole.end(view) - view.received) / NS_PER_MS),
+        "prompt": view.prompt_tokens,
+        "cached": view.cached_tokens,
+        "output": view.output_tokens,
+        "reason": clean(view.finish_reason),
+        "error": clean(view.error),
+        "model": clean(view.model),
+        "preemptions": view.preemptions,
+        "incomplete": view.incomplete,
+        "queue": _rounded(view.queue_ms),
+        "prefill": _rounded(view.prefill_ms),
+        "ttft": _rounded(view.ttft_ms),
+        "tpot": _rounded(view.tpot_ms),
+        "e2e": _rounded(view.e2e_ms),
         "unattributed": _rounded(view.unattributed_ms),
         "bar": [
-            (segment.stage.value, since(segment.begin),
-             since(max(segment.begin, whole.now if segment.end is None else segment.end)), int(segment.waiting))
+            (
+                segment.stage.value,
+                since(segment.begin),
+                since(max(segment.begin, whole.now if segment.end is None else segment.end)),
+                int(segment.waiting),
+            )
             for segment in view.segments
         ],
         "all": stages,
         "stages": [stage for stage in stages if stage[2] is not None],
-    }  # fmt: skip
+    }
     for name, text in (("prompt_text", row.prompt_text), ("output_text", row.output_text)):
         if text is not None:
             made[name] = clean(text, keep_newlines=True)
@@ -142,10 +175,26 @@ def _variables(stages: tuple[str, ...], **roles: str) -> str:
 
 
 _LIGHT: Final = _variables(
-    STAGE_COLOURS_LIGHT, back="#fafaf7", panel="#efefea", chosen="#dbe6f5", text="#1d2530", dim="#59636f",
-    line="#cfd2cd", grid="#e4e5e1", accent="#0b6f99", veil="rgb(250 250 247 / .7)",
-)  # fmt: skip
+    STAGE_COLOURS_LIGHT,
+    back="#fafaf7",
+    panel="#efefea",
+    chosen="#dbe6f5",
+    text="#1d2530",
+    dim="#59636f",
+    line="#cfd2cd",
+    grid="#e4e5e1",
+    accent="#0b6f99",
+    veil="rgb(250 250 247 / .7)",
+)
 _DARK: Final = _variables(
-    STAGE_COLOURS_DARK, back="#0d1117", panel="#141b24", chosen="#1e2d42", text="#d5dce6", dim="#8b97a7",
-    line="#2b3542", grid="#1d2530", accent="#76dbf6", veil="rgb(13 17 23 / .7)",
-)  # fmt: skip
+    STAGE_COLOURS_DARK,
+    back="#0d1117",
+    panel="#141b24",
+    chosen="#1e2d42",
+    text="#d5dce6",
+    dim="#8b97a7",
+    line="#2b3542",
+    grid="#1d2530",
+    accent="#76dbf6",
+    veil="rgb(13 17 23 / .7)",
+)

@@ -1,8 +1,10 @@
-"""A trace in Perfetto's own format: opens in its viewer and in trace_processor, with tracks, flows and counters.
+"""A trace in Perfetto's own format: opens in its viewer and in trace_processor, with tracks, flows
+and counters.
 
-Protobuf rather than Chrome's JSON (which `tracer.export.chrome` writes): a request is a track of its own instead of a
-made-up thread, nanoseconds stay integers, a flow is bound to its slice instead of to whatever lies at its instant, and
-the file says which clock it is told by. The classes that the packets are made of come with the `perfetto` package.
+Protobuf rather than Chrome's JSON (which `tracer.export.chrome` writes): a request is a track of
+its own instead of a made-up thread, nanoseconds stay integers, a flow is bound to its slice instead
+of to whatever lies at its instant, and the file says which clock it is told by. The classes that
+the packets are made of come with the `perfetto` package.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ _MONOTONIC, _REALTIME = 3, 1
 
 
 def perfetto_packets(whole: Whole) -> Iterator[bytes]:
-    """The file in pieces: each a packet as the field of a `Trace`, so that they can be written one after another.
-    Raises ImportError without the `perfetto` package."""
+    """The file in pieces: each a packet as the field of a `Trace`, so that they can be written one
+    after another. Raises ImportError without the `perfetto` package."""
     from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
     writer = _Writer(proto)
@@ -57,7 +59,8 @@ class _Writer:
         descriptor.child_ordering = descriptor.EXPLICIT
         descriptor.sibling_order_rank = rank
         if not is_requests:
-            descriptor.process.pid = rank + 1  # of the file: real ones of several hosts may be the same
+            # of the file: real ones of several hosts may be the same
+            descriptor.process.pid = rank + 1
             descriptor.process.process_name = group.name
         yield _field(packet)
         for place, counter in enumerate(group.counters):
@@ -81,7 +84,9 @@ class _Writer:
         for lane in track.lanes:
             packet, uuid = self._described(track.name, parent, rank)
             descriptor = packet.track_descriptor
-            descriptor.sibling_merge_behavior = descriptor.SIBLING_MERGE_BEHAVIOR_BY_SIBLING_MERGE_KEY
+            descriptor.sibling_merge_behavior = (
+                descriptor.SIBLING_MERGE_BEHAVIOR_BY_SIBLING_MERGE_KEY
+            )
             descriptor.sibling_merge_key_int = rank
             yield _field(packet)
             yield from self._lane(lane, uuid)
@@ -111,7 +116,10 @@ class _Writer:
     def _end(self, uuid: int, t: int) -> bytes:
         packet = self._packet()
         packet.timestamp, packet.timestamp_clock_id = t, _MONOTONIC
-        packet.track_event.type, packet.track_event.track_uuid = packet.track_event.TYPE_SLICE_END, uuid
+        packet.track_event.type, packet.track_event.track_uuid = (
+            packet.track_event.TYPE_SLICE_END,
+            uuid,
+        )
         return _field(packet)
 
     def _described(self, name: str, parent: int, rank: int) -> tuple[Any, int]:

@@ -1,4 +1,5 @@
-"""The words and figures around a picture of a trace: what qualifies it, and its totals. For the page and the SVG."""
+"""The words and figures around a picture of a trace: what qualifies it, and its totals. For the
+page and the SVG."""
 
 from __future__ import annotations
 
@@ -13,8 +14,13 @@ from tracer.format.text import clean
 from tracer.state.metrics.histogram import Quantiles
 
 TIMERS: Final = (
-    ("queue", "queue"), ("prefill", "prefill"), ("ttft", "TTFT"), ("itl", "ITL"), ("tpot", "TPOT"), ("e2e", "E2E"),
-)  # fmt: skip
+    ("queue", "queue"),
+    ("prefill", "prefill"),
+    ("ttft", "TTFT"),
+    ("itl", "ITL"),
+    ("tpot", "TPOT"),
+    ("e2e", "E2E"),
+)
 
 
 def context(whole: Whole) -> list[str]:
@@ -23,12 +29,23 @@ def context(whole: Whole) -> list[str]:
     engine, about = main_engine(snapshot), snapshot.context
     parts: list[str] = []
     if engine is not None:
-        model = engine.model.rstrip("/").rpartition("/")[2] if engine.model.startswith("/") else engine.model
-        parts += [f"{engine.name or engine.title} {engine.version}", f"{model} {engine.dtype}", engine.device]
+        model = (
+            engine.model.rstrip("/").rpartition("/")[2]
+            if engine.model.startswith("/")
+            else engine.model
+        )
+        parts += [
+            f"{engine.name or engine.title} {engine.version}",
+            f"{model} {engine.dtype}",
+            engine.device,
+        ]
     seconds = max(0, whole.now - whole.began) / NS_PER_S
     parts.append(f"{about.request_rate:.2f} req/s")
     parts.append(f"{peak(whole):,} at once at most")
-    for name, on in (("prefix cache", about.prefix_caching), ("chunked prefill", about.chunked_prefill)):
+    for name, on in (
+        ("prefix cache", about.prefix_caching),
+        ("chunked prefill", about.chunked_prefill),
+    ):
         if on is not None:
             parts.append(f"{name} {'on' if on else 'off'}")
     parts.append(f"{seconds:,.1f} s")
@@ -38,7 +55,9 @@ def context(whole: Whole) -> list[str]:
         parts.append(f"from {began:%Y-%m-%d %H:%M:%S} UTC")
     losses = snapshot.losses
     if losses.events or losses.incomplete_requests:
-        parts.append(f"{losses.events:,} events lost, {losses.incomplete_requests:,} requests incomplete")
+        parts.append(
+            f"{losses.events:,} events lost, {losses.incomplete_requests:,} requests incomplete"
+        )
     if losses.set_aside:
         parts.append(set_aside_line(losses.set_aside))
     return [text for part in parts if (text := clean(part).strip())]
@@ -59,13 +78,15 @@ def totals_line(totals: Totals) -> str:
     """The sums in one line."""
     noun = "request" if totals.requests == 1 else "requests"
     return (
-        f"{totals.requests:,} {noun}, {totals.finished:,} finished · {totals.prompt_tokens:,} prompt tokens → "
+        f"{totals.requests:,} {noun}, {totals.finished:,} finished · {totals.prompt_tokens:,} "
+        "prompt tokens → "
         f"{totals.output_tokens:,} output tokens · {totals.steps:,} steps"
     )
 
 
 def figure(ms: float | None) -> str:
-    """Milliseconds with three significant figures, or all before the point; a dash for what is not known."""
+    """Milliseconds with three significant figures, or all before the point; a dash for what is not
+    known."""
     if ms is None:
         return "–"
     if ms >= 99.95:

@@ -1,5 +1,6 @@
-"""A picture of a trace: a waterfall of its requests with legend, totals and what qualifies it; or one request's twelve
-rows. One self-contained SVG that reads on a light and on a dark ground (it carries both palettes).
+"""A picture of a trace: a waterfall of its requests with legend, totals and what qualifies it; or
+one request's twelve rows. One self-contained SVG that reads on a light and on a dark ground (it
+carries both palettes).
 
 Everything a viewer could hover is in `<title>` elements; all text is cleaned and escaped.
 """
@@ -32,10 +33,13 @@ def svg_text(whole: Whole) -> str:
         body, height = _waterfall(whole)
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
+        f'height="{height}" '
         f'role="img" aria-label="{_xml(f"trace {whole.name}")}">\n<style>{_style()}</style>\n'
         f"{_HATCH}\n"
-        f'<rect class="ground" width="{_WIDTH}" height="{height}"/>\n' + "\n".join(body) + "\n</svg>\n"
+        f'<rect class="ground" width="{_WIDTH}" height="{height}"/>\n'
+        + "\n".join(body)
+        + "\n</svg>\n"
     )
 
 
@@ -48,7 +52,14 @@ def _waterfall(whole: Whole) -> tuple[list[str], int]:
     end = max((whole.end(row.view) for row in rows), default=begin)
     body, top = _head(whole, whole.name)
     if len(rows) < len(whole.requests):
-        body.append(_text(_MARGIN, top, f"the {len(rows):,} longest of {len(whole.requests):,} requests", "dim"))
+        body.append(
+            _text(
+                _MARGIN,
+                top,
+                f"the {len(rows):,} longest of {len(whole.requests):,} requests",
+                "dim",
+            )
+        )
         top += 20
     left, width = _MARGIN + _LEFT, _WIDTH - 2 * _MARGIN - _LEFT - _RIGHT
     body += _axis(left, width, top + 10, len(rows) * _ROW, (end - begin) / NS_PER_MS)
@@ -85,19 +96,27 @@ def _closely(whole: Whole, row: RequestRow) -> tuple[list[str], int]:
     for place, stage in enumerate(view.stages):
         y = top + place * height
         body.append(f"<g><title>{_xml(_about_stage(stage))}</title>")
-        body.append(_text(_MARGIN, y + 15, f"{stage.stage.value:>2} {info(stage.stage).label}", "id"))
+        body.append(
+            _text(_MARGIN, y + 15, f"{stage.stage.value:>2} {info(stage.stage).label}", "id")
+        )
         if stage.begin is not None and stage.ms is not None:
             x = left + width * (stage.begin - begin) / (end - begin)
             body.append(
                 f'<rect class="s{stage.stage.value}" x="{x:.2f}" y="{y + 4}" '
-                f'width="{max(0.8, width * stage.ms * NS_PER_MS / (end - begin)):.2f}" height="16" rx="2"/>'
+                f'width="{max(0.8, width * stage.ms * NS_PER_MS / (end - begin)):.2f}" height="16" '
+                'rx="2"/>'
             )
             for segment in view.segments:
                 if segment.waiting and segment.stage is stage.stage:
                     x = left + width * (segment.begin - begin) / (end - begin)
-                    stop = min(end, max(segment.begin, whole.now if segment.end is None else segment.end))
+                    stop = min(
+                        end, max(segment.begin, whole.now if segment.end is None else segment.end)
+                    )
                     wide = width * (stop - segment.begin) / (end - begin)
-                    body.append(f'<rect class="wait" x="{x:.2f}" y="{y + 4}" width="{wide:.2f}" height="16"/>')
+                    body.append(
+                        f'<rect class="wait" x="{x:.2f}" y="{y + 4}" width="{wide:.2f}" '
+                        'height="16"/>'
+                    )
         word = figure(stage.ms) if stage.ms is not None else stage.status.value
         body.append(_text(_WIDTH - _MARGIN, y + 16, word, "number", "end"))
         body.append("</g>")
@@ -107,7 +126,7 @@ def _closely(whole: Whole, row: RequestRow) -> tuple[list[str], int]:
     return body, y + height + _MARGIN
 
 
-# --- parts -----------------------------------------------------------------------------------------------------------
+# --- parts ----------------------------------------------------------------------------------------
 
 
 def _head(whole: Whole, title: str) -> tuple[list[str], int]:
@@ -120,13 +139,19 @@ def _head(whole: Whole, title: str) -> tuple[list[str], int]:
     body.append(_text(_MARGIN, y, totals_line(whole.totals()), "plain"))
     y += 19
     if len(whole.requests) != 1:
-        told = [f"{label} {' / '.join(quantiles(whole.snapshot.timers.get(name)))}" for name, label in TIMERS]
+        told = [
+            f"{label} {' / '.join(quantiles(whole.snapshot.timers.get(name)))}"
+            for name, label in TIMERS
+        ]
         for line in _lines(["p50 / p95 / p99 in ms", *told], 140):
             body.append(_text(_MARGIN, y, line, "plain"))
             y += 19
     x = float(_MARGIN)
     for stage in STAGES:
-        body.append(f'<rect class="s{stage.stage.value}" x="{x:.1f}" y="{y - 9}" width="11" height="11" rx="2"/>')
+        body.append(
+            f'<rect class="s{stage.stage.value}" x="{x:.1f}" y="{y - 9}" width="11" height="11" '
+            'rx="2"/>'
+        )
         body.append(_text(x + 16, y, stage.label, "legend"))
         x += 30 + 6.6 * len(stage.label)
     body.append(f'<rect class="s4" x="{x:.1f}" y="{y - 9}" width="11" height="11" rx="2"/>')
@@ -158,7 +183,9 @@ def _round(value: float) -> float:
         power *= 10
 
 
-def _bar(view: RequestView, begin: int, end: int, left: float, width: float, y: float, now: int) -> Iterator[str]:
+def _bar(
+    view: RequestView, begin: int, end: int, left: float, width: float, y: float, now: int
+) -> Iterator[str]:
     span = max(1, end - begin)
     for segment in view.segments:
         x = left + width * (segment.begin - begin) / span
@@ -219,21 +246,32 @@ def _lines(parts: list[str], width: int) -> list[str]:
 
 def _text(x: float, y: float, text: str, kind: str, anchor: str = "") -> str:
     where = f' text-anchor="{anchor}"' if anchor else ""
-    return f'<text class="{kind}" x="{x:g}" y="{y:g}"{where} xml:space="preserve">{_xml(clean(text))}</text>'
+    return (
+        f'<text class="{kind}" x="{x:g}" y="{y:g}"{where} '
+        f'xml:space="preserve">{_xml(clean(text))}</text>'
+    )
 
 
 def _xml(text: str) -> str:
-    """Escaped for XML, elements and attributes alike; characters that XML 1.0 has no place for are told in words."""
+    """Escaped for XML, elements and attributes alike; characters that XML 1.0 has no place for are
+    told in words."""
     told = "".join(
-        char if char in "\n\t" or " " <= char <= "\ud7ff" or "\ue000" <= char <= "\ufffd" or char >= "\U00010000"
+        char
+        if char in "\n\t"
+        or " " <= char <= "\ud7ff"
+        or "\ue000" <= char <= "\ufffd"
+        or char >= "\U00010000"
         else f"\\u{ord(char):04x}"
         for char in text
-    )  # fmt: skip
-    return told.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+    )
+    return (
+        told.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+    )
 
 
 _HATCH: Final = (
-    '<defs><pattern id="hatch" width="5" height="5" patternTransform="rotate(45)" patternUnits="userSpaceOnUse">'
+    '<defs><pattern id="hatch" width="5" height="5" patternTransform="rotate(45)" '
+    'patternUnits="userSpaceOnUse">'
     '<rect class="ground" width="2.6" height="5" opacity="0.72"/></pattern></defs>'
 )
 
@@ -242,7 +280,8 @@ def _style() -> str:
     def palette(colours: tuple[str, ...], ground: str, text: str, dim: str, grid: str) -> str:
         stages = "".join(f".s{number}{{fill:{colour}}}" for number, colour in enumerate(colours, 1))
         return (
-            f".ground{{fill:{ground}}}text{{fill:{text}}}.dim,.legend{{fill:{dim}}}.grid{{stroke:{grid}}}{stages}"
+            f".ground{{fill:{ground}}}text{{fill:{text}}}.dim,.legend{{fill:{dim}}}"
+            f".grid{{stroke:{grid}}}{stages}"
         )
 
     return (

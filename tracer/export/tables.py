@@ -1,8 +1,9 @@
 """A trace as three tables: requests, steps, output tokens; as CSV files or as Parquet files.
 
-Columns and their types are those of `docs/export.md`. Times are ms since the first event of the trace, `wall` seconds
-since the epoch; what is not known is an empty cell, or null. A spreadsheet takes a cell that begins with ``=``, ``+``,
-``-`` or ``@`` for a formula: in CSV, text that does gets an apostrophe in front of it, as spreadsheets themselves do.
+Columns and their types are those of `docs/export.md`. Times are ms since the first event of the
+trace, `wall` seconds since the epoch; what is not known is an empty cell, or null. A spreadsheet
+takes a cell that begins with ``=``, ``+``, ``-`` or ``@`` for a formula: in CSV, text that does
+gets an apostrophe in front of it, as spreadsheets themselves do.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def write_csv(table: str, whole: Whole, file: BinaryIO) -> None:
     text = io.TextIOWrapper(file, "utf-8", newline="")
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow([column.name for column in chosen])
-    writer.writerows([_cell(column, arguments) for column in chosen] for arguments in rows(table, whole))
+    writer.writerows(
+        [_cell(column, arguments) for column in chosen] for arguments in rows(table, whole)
+    )
     text.flush()
     text.detach()
 
@@ -106,9 +109,10 @@ def _cell(column: Column, arguments: tuple[Any, ...]) -> Any:
 
 
 _FORMULA: Final = frozenset("=+-@|%＝＋－＠")
-"""First characters that some spreadsheet takes for the begin of a formula; tabs and line ends are escaped before."""
+"""First characters that some spreadsheet takes for the begin of a formula; tabs and line ends are
+escaped before."""
 
-# --- the tables ------------------------------------------------------------------------------------------------------
+# --- the tables -----------------------------------------------------------------------------------
 
 
 def _request_columns(whole: Whole) -> list[Column]:
@@ -119,21 +123,48 @@ def _request_columns(whole: Whole) -> list[Column]:
         Column("source", "string", lambda row: row.view.source),
         Column("phase", "string", lambda row: row.view.phase.value),
         Column("received_ms", "float", lambda row: (row.view.received - began) / NS_PER_MS),
-        Column("wall", "float", lambda row: None if whole.anchor is None else whole.wall(row.view.received) / 1e9),
-        *(Column(name, "string", _view(name)) for name in ("route", "client_id", "tenant", "model")),
+        Column(
+            "wall",
+            "float",
+            lambda row: None if whole.anchor is None else whole.wall(row.view.received) / 1e9,
+        ),
+        *(
+            Column(name, "string", _view(name))
+            for name in ("route", "client_id", "tenant", "model")
+        ),
         Column("streaming", "bool", _view("streaming")),
-        *(Column(name, "int", _view(name)) for name in ("messages", "prompt_tokens", "cached_tokens", "output_tokens",
-                                                        "max_tokens")),
+        *(
+            Column(name, "int", _view(name))
+            for name in (
+                "messages",
+                "prompt_tokens",
+                "cached_tokens",
+                "output_tokens",
+                "max_tokens",
+            )
+        ),
         Column("finish_reason", "string", _view("finish_reason")),
         Column("error", "string", _view("error")),
         Column("status_code", "int", _view("status_code")),
         Column("disconnected", "bool", _view("disconnected")),
         Column("incomplete", "bool", _view("incomplete")),
-        *(Column(name, "float", _view(name)) for name in ("queue_ms", "prefill_ms", "ttft_ms", "engine_ttft_ms",
-                                                          "tpot_ms", "e2e_ms", "unattributed_ms")),
-        *(Column(name, "int", _view(name)) for name in ("preemptions", "recomputed_tokens", "blocks", "body_bytes",
-                                                        "sent_bytes")),
-    ]  # fmt: skip
+        *(
+            Column(name, "float", _view(name))
+            for name in (
+                "queue_ms",
+                "prefill_ms",
+                "ttft_ms",
+                "engine_ttft_ms",
+                "tpot_ms",
+                "e2e_ms",
+                "unattributed_ms",
+            )
+        ),
+        *(
+            Column(name, "int", _view(name))
+            for name in ("preemptions", "recomputed_tokens", "blocks", "body_bytes", "sent_bytes")
+        ),
+    ]
     for stage in Stage:
         made.append(Column(f"stage_{stage.id}_ms", "float", _stage(stage, "ms")))
         made.append(Column(f"stage_{stage.id}_wait_ms", "float", _stage(stage, "wait_ms")))

@@ -1,7 +1,8 @@
-"""The state as plain text: what `tracer show` prints, and what a terminal without capabilities gets for a screen.
+"""The state as plain text: what `tracer show` prints, and what a terminal without capabilities gets
+for a screen.
 
-No line is wider than asked for; without `unicode` everything is ASCII; without `colour` there is no escape byte. Bars
-tell stages by glyph, so that they need no colour.
+No line is wider than asked for; without `unicode` everything is ASCII; without `colour` there is no
+escape byte. Bars tell stages by glyph, so that they need no colour.
 """
 
 from __future__ import annotations
@@ -17,31 +18,64 @@ from tracer.export.numbers_text import LABELS, figure_lines, latency_lines
 from tracer.export.page import Page, Run
 from tracer.format.text import cell_width, fit
 from tracer.state.metrics.histogram import Quantiles
-from tracer.state.view import EngineView, RequestDetail, RequestView, Segment, Snapshot, StageView, Status
+from tracer.state.view import (
+    EngineView,
+    RequestDetail,
+    RequestView,
+    Segment,
+    Snapshot,
+    StageView,
+    Status,
+)
 
 TEXT_LINES: Final = 12
 """Lines of prompt and of output printed for one request."""
 _LABEL, _FIGURES, _BOUND, _SHORTEST_BAR = 14, 29, 42, 16
-"""Cells of a row's number and label; of its ms, share and status; at most of what bounds it; at least of its bar."""
+"""Cells of a row's number and label; of its ms, share and status; at most of what bounds it; at
+least of its bar."""
 _EXPECTED: Final = 10
 """Cells of the expected ms."""
 
 _GLYPHS: Final = {
-    Stage.RECEIVE: "▏|", Stage.TEMPLATE: "▏|", Stage.TOKENISE: "▏|", Stage.ADMISSION: "░.", Stage.KV_ALLOC: "▏|",
-    Stage.EMBED: "▓#", Stage.PREFILL: "▓#", Stage.LM_HEAD: "▓#", Stage.SAMPLE: "▓#", Stage.STREAM: "▏|",
-    Stage.DECODE: "█=", Stage.TEARDOWN: "▏|",
-}  # fmt: skip
+    Stage.RECEIVE: "▏|",
+    Stage.TEMPLATE: "▏|",
+    Stage.TOKENISE: "▏|",
+    Stage.ADMISSION: "░.",
+    Stage.KV_ALLOC: "▏|",
+    Stage.EMBED: "▓#",
+    Stage.PREFILL: "▓#",
+    Stage.LM_HEAD: "▓#",
+    Stage.SAMPLE: "▓#",
+    Stage.STREAM: "▏|",
+    Stage.DECODE: "█=",
+    Stage.TEARDOWN: "▏|",
+}
 _WAITING: Final = "░."
 _SGR: Final = {
-    Stage.RECEIVE: 36, Stage.TEMPLATE: 36, Stage.TOKENISE: 36, Stage.ADMISSION: 33, Stage.KV_ALLOC: 36,
-    Stage.EMBED: 35, Stage.PREFILL: 34, Stage.LM_HEAD: 34, Stage.SAMPLE: 35, Stage.STREAM: 32, Stage.DECODE: 32,
+    Stage.RECEIVE: 36,
+    Stage.TEMPLATE: 36,
+    Stage.TOKENISE: 36,
+    Stage.ADMISSION: 33,
+    Stage.KV_ALLOC: 36,
+    Stage.EMBED: 35,
+    Stage.PREFILL: 34,
+    Stage.LM_HEAD: 34,
+    Stage.SAMPLE: 35,
+    Stage.STREAM: 32,
+    Stage.DECODE: 32,
     Stage.TEARDOWN: 36,
-}  # fmt: skip
-_LEGEND: Final = (("▏|", "front end, stream, teardown"), ("░.", "waiting"), ("▓#", "prefill"), ("█=", "decode"))
+}
+_LEGEND: Final = (
+    ("▏|", "front end, stream, teardown"),
+    ("░.", "waiting"),
+    ("▓#", "prefill"),
+    ("█=", "decode"),
+)
 
 
 def report(snapshot: Snapshot, *, width: int, unicode: bool, colour: bool = False) -> str:
-    """Context, gauges, latencies, coverage and a bar for each request of the snapshot, at most `width` cells wide."""
+    """Context, gauges, latencies, coverage and a bar for each request of the snapshot, at most
+    `width` cells wide."""
     page = Page(width, unicode, colour)
     _context(page, snapshot)
     page.gap()
@@ -62,10 +96,11 @@ def request_report(
     detail: RequestDetail, *, width: int, unicode: bool, colour: bool = False,
     expected: Mapping[Stage, float] | None = None, expected_from: str = "",
 ) -> str:  # fmt: skip
-    """One request: twelve rows with bar, ms, share, how measured and bounded by what; then its figures and its text.
+    """One request: twelve rows with bar, ms, share, how measured and bounded by what; then its
+    figures and its text.
 
-    `expected` adds a column with what each stage should take (ms), `expected_from` a line that says from what that
-    follows, or why it is not known.
+    `expected` adds a column with what each stage should take (ms), `expected_from` a line that says
+    from what that follows, or why it is not known.
     """
     page = Page(width, unicode, colour)
     view = detail.view
@@ -86,29 +121,43 @@ def request_report(
     for name, figure in _figures(view):
         page.line(f"{name:<14}{_ms(figure):>12} ms")
     if expected_from:
-        page.line(f"expected values: {expected_from}" if expected else f"no expected values: {expected_from}")
+        page.line(
+            f"expected values: {expected_from}"
+            if expected
+            else f"no expected values: {expected_from}"
+        )
     _notes(page, view)
     _decode(page, detail)
     _texts(page, detail)
     return page.text()
 
 
-# --- the parts of a report ------------------------------------------------------------------------------------------
+# --- the parts of a report ------------------------------------------------------------------------
 
 
 def _context(page: Page, snapshot: Snapshot) -> None:
     context, engine = snapshot.context, main_engine(snapshot)
     if engine is not None:
         title = f"{engine.name} {engine.version}".strip() or engine.title
-        page.flow(title, f"{engine.model} {engine.dtype}".strip(), engine.device, engine.status, engine.reason)
+        page.flow(
+            title,
+            f"{engine.model} {engine.dtype}".strip(),
+            engine.device,
+            engine.status,
+            engine.reason,
+        )
     window = f"{context.window_s:g} s" if context.window_s != float("inf") else "all"
     page.flow(
-        f"{context.request_rate:.1f} req/s", f"{context.tokens_in:,.0f} tok/s in, {context.tokens_out:,.0f} out",
-        f"{context.concurrency} live", f"{snapshot.finished} finished",
+        f"{context.request_rate:.1f} req/s",
+        f"{context.tokens_in:,.0f} tok/s in, {context.tokens_out:,.0f} out",
+        f"{context.concurrency} live",
+        f"{snapshot.finished} finished",
         f"{snapshot.failed} failed" if snapshot.failed else "",
-        _switch("prefix cache", context.prefix_caching), _switch("chunked prefill", context.chunked_prefill),
-        "" if context.hit_share is None else f"hits {context.hit_share:.0%}", f"window {window}",
-    )  # fmt: skip
+        _switch("prefix cache", context.prefix_caching),
+        _switch("chunked prefill", context.chunked_prefill),
+        "" if context.hit_share is None else f"hits {context.hit_share:.0%}",
+        f"window {window}",
+    )
     for view in snapshot.engines:
         if view is engine or view.name:
             page.flow(*_gauges(view))
@@ -130,8 +179,11 @@ def _context(page: Page, snapshot: Snapshot) -> None:
 
 def _gauges(view: EngineView) -> tuple[str, ...]:
     usage = kv_usage(view)
-    blocks = [f"{value:,} {name}" for name, value in (("used", view.used), ("cached", view.cached), ("free", view.free))
-              if value is not None]  # fmt: skip
+    blocks = [
+        f"{value:,} {name}"
+        for name, value in (("used", view.used), ("cached", view.cached), ("free", view.free))
+        if value is not None
+    ]
     kv = "" if not blocks else f"KV {'' if usage is None else f'{usage:.0%} '}({', '.join(blocks)})"
     limit = f"/{view.max_batch}" if view.max_batch else ""
     cpu = "" if view.cpu_share is None else f"CPU {view.cpu_share:.0%}"
@@ -143,7 +195,8 @@ def _timers(page: Page, timers: dict[str, Quantiles]) -> None:
     page.line(f"{'ms':<8}{'p50':>10}{'p95':>10}{'p99':>10}{'samples':>9}")
     for name, timer in timers.items():
         page.line(
-            f"{LABELS.get(name, name):<8}{_ms(timer.p50):>10}{_ms(timer.p95):>10}{_ms(timer.p99):>10}{timer.count:>9,}"
+            f"{LABELS.get(name, name):<8}{_ms(timer.p50):>10}{_ms(timer.p95):>10}"
+            f"{_ms(timer.p99):>10}{timer.count:>9,}"
         )
 
 
@@ -152,7 +205,9 @@ def _coverage(page: Page, snapshot: Snapshot) -> None:
     if not best:
         page.line("no process has told which stages it covers")
         return
-    measured = [stage.value for stage in Stage if stage in best and best[stage].status is Status.MEASURED]
+    measured = [
+        stage.value for stage in Stage if stage in best and best[stage].status is Status.MEASURED
+    ]
     page.line(f"stages measured: {_numbers(measured) or 'none'}")
     for stage in Stage:
         row = best.get(stage)
@@ -169,9 +224,15 @@ def _waterfall(page: Page, snapshot: Snapshot) -> None:
         page.line("no requests")
         return
     longest = max(_length(view, _end(view, snapshot.now)) for view in views)
-    id_width = min(max(4, *(cell_width(page.plain(view.id)) for view in views)), max(4, page.width // 5))
-    left = [page.plain(f"{view.prompt_tokens if view.prompt_tokens is not None else '?'}→{view.output_tokens}")
-            for view in views]  # fmt: skip
+    id_width = min(
+        max(4, *(cell_width(page.plain(view.id)) for view in views)), max(4, page.width // 5)
+    )
+    left = [
+        page.plain(
+            f"{view.prompt_tokens if view.prompt_tokens is not None else '?'}→{view.output_tokens}"
+        )
+        for view in views
+    ]
     left_width = max(map(cell_width, left))
     ms_width = max(len(_ms(longest)), 8)
     right_width = 24 if page.width >= 110 else 14 if page.width >= 80 else 0
@@ -194,16 +255,29 @@ def _waterfall(page: Page, snapshot: Snapshot) -> None:
         )
 
 
-# --- the parts of one request ---------------------------------------------------------------------------------------
+# --- the parts of one request ---------------------------------------------------------------------
 
 
 def _row(
-    page: Page, view: RequestView, row: StageView, until: int, bar_width: int, expected: Mapping[Stage, float] | None
+    page: Page,
+    view: RequestView,
+    row: StageView,
+    until: int,
+    bar_width: int,
+    expected: Mapping[Stage, float] | None,
 ) -> list[str | Run]:
     known = info(row.stage)
     label = f"{row.stage.value:>2} {known.label:<{_LABEL - 3}}"
-    pieces = [segment for segment in view.segments if segment.stage is row.stage] if row.begin is not None else []
-    if row.begin is not None and row.ms is not None and not any(not segment.waiting for segment in pieces):
+    pieces = (
+        [segment for segment in view.segments if segment.stage is row.stage]
+        if row.begin is not None
+        else []
+    )
+    if (
+        row.begin is not None
+        and row.ms is not None
+        and not any(not segment.waiting for segment in pieces)
+    ):
         pieces = [Segment(row.stage, row.begin, row.end, row.stage is Stage.ADMISSION)]
     total = _length(view, until)
     share = "" if row.ms is None or not total else f"{row.ms / total:>6.1%}"
@@ -238,12 +312,19 @@ def _decode(page: Page, detail: RequestDetail) -> None:
     if parts:
         page.flow("decode in ms", *(f"{name} {_ms(value)}" for name, value in parts))
     for chunk in detail.view.chunks:
-        page.line(f"chunk: step {chunk.step}, {chunk.tokens:,} tokens, {_ms((chunk.end - chunk.begin) / NS_PER_MS)} ms")
+        page.line(
+            f"chunk: step {chunk.step}, {chunk.tokens:,} tokens, "
+            f"{_ms((chunk.end - chunk.begin) / NS_PER_MS)} ms"
+        )
     gaps = sorted(detail.itl_ms)
     if gaps:
         low, middle, high = gaps[0], gaps[len(gaps) // 2], gaps[-1]
         largest = max(detail.itl_batch, default=0)
-        page.flow(f"ITL {_ms(low)} to {_ms(high)} ms", f"median {_ms(middle)} ms", f"batch {largest} at most")
+        page.flow(
+            f"ITL {_ms(low)} to {_ms(high)} ms",
+            f"median {_ms(middle)} ms",
+            f"batch {largest} at most",
+        )
     if detail.batch_mates:
         page.flow("in the batch with", *detail.batch_mates)
 
@@ -258,7 +339,11 @@ def _texts(page: Page, detail: RequestDetail) -> None:
 
 
 def _tokens(view: RequestView) -> str:
-    prompt = "prompt of unknown length" if view.prompt_tokens is None else f"{view.prompt_tokens:,} prompt tokens"
+    prompt = (
+        "prompt of unknown length"
+        if view.prompt_tokens is None
+        else f"{view.prompt_tokens:,} prompt tokens"
+    )
     cached = f" ({view.cached_tokens:,} cached)" if view.cached_tokens else ""
     return f"{prompt}{cached} → {view.output_tokens:,} output tokens"
 
@@ -266,7 +351,11 @@ def _tokens(view: RequestView) -> str:
 def _ended(view: RequestView) -> str:
     """How it ended, with the HTTP status of an error; empty when nobody said so."""
     status = view.status_code or 0
-    return f"{view.finish_reason} ({status})" if view.finish_reason and status >= 400 else view.finish_reason
+    return (
+        f"{view.finish_reason} ({status})"
+        if view.finish_reason and status >= 400
+        else view.finish_reason
+    )
 
 
 def _marks(view: RequestView) -> list[str]:
@@ -279,14 +368,18 @@ def _marks(view: RequestView) -> list[str]:
 
 
 def _bar(page: Page, segments: Sequence[Segment], begin: int, until: int, cells: int) -> list[Run]:
-    """Exactly `cells` cells for `begin` … `until`. A cell shows the segment that covers most of it, however little."""
+    """Exactly `cells` cells for `begin` … `until`. A cell shows the segment that covers most of it,
+    however little."""
     weights: list[float] = [0.0] * cells
     chosen: list[Segment | None] = [None] * cells
     span = until - begin
     if span > 0:
         for segment in segments:
             start = max(0.0, (segment.begin - begin) / span * cells)
-            stop = min(float(cells), ((until if segment.end is None else segment.end) - begin) / span * cells)
+            stop = min(
+                float(cells),
+                ((until if segment.end is None else segment.end) - begin) / span * cells,
+            )
             for cell in range(int(start), min(cells, int(stop) + 1)):
                 weight = min(stop, cell + 1) - max(start, cell)
                 if weight > weights[cell] or (weight >= 0 and chosen[cell] is None):
@@ -321,11 +414,14 @@ def _numbers(values: list[int]) -> str:
             runs[-1].append(value)
         else:
             runs.append([value])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+    return ", ".join(
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs
+    )
 
 
 def _ms(value: float | None) -> str:
-    """Milliseconds with three significant figures or all before the point; a dash for what is not known."""
+    """Milliseconds with three significant figures or all before the point; a dash for what is not
+    known."""
     if value is None:
         return "-"
     if value >= 99.95:
@@ -349,4 +445,3 @@ def _end(view: RequestView, now: int) -> int:
 def _length(view: RequestView, until: int) -> float:
     """E2E, or the time so far, in ms."""
     return view.e2e_ms if view.e2e_ms is not None else (until - view.received) / NS_PER_MS
-

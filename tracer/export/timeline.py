@@ -1,8 +1,10 @@
-"""A whole trace as tracks of nested slices, flows and counters: what Perfetto's formats have in common.
+"""A whole trace as tracks of nested slices, flows and counters: what Perfetto's formats have in
+common.
 
-A track's slices nest strictly, as those formats demand; what would overlap without nesting (the first bytes going out
-while decode goes on and teardown begins, steps prepared while another runs) is put on a further lane of the same name.
-Flows lead from a step to what it gave each of its requests: a chunk of prefill, or a token.
+A track's slices nest strictly, as those formats demand; what would overlap without nesting (the
+first bytes going out while decode goes on and teardown begins, steps prepared while another runs)
+is put on a further lane of the same name. Flows lead from a step to what it gave each of its
+requests: a chunk of prefill, or a token.
 """
 
 from __future__ import annotations
@@ -21,15 +23,22 @@ Value = int | float | str | bool
 Arguments = tuple[tuple[str, Value], ...]
 
 _GAUGES: Final = (
-    ("batch", "requests"), ("step tokens", "tokens"), ("running", "requests"), ("waiting", "requests"),
-    ("KV blocks used", "blocks"), ("KV blocks cached", "blocks"), ("KV blocks free", "blocks"), ("preemptions", ""),
-)  # fmt: skip
+    ("batch", "requests"),
+    ("step tokens", "tokens"),
+    ("running", "requests"),
+    ("waiting", "requests"),
+    ("KV blocks used", "blocks"),
+    ("KV blocks cached", "blocks"),
+    ("KV blocks free", "blocks"),
+    ("preemptions", ""),
+)
 
 
 @dataclass(slots=True)
 class Slice:
-    """A stretch of a track (ns). `category`: request, stage, wait, chunk, token, step or phase. `flows_in` and
-    `flows_out` are numbers of flows that end and begin here. `row`: what it stands for, where it is one."""
+    """A stretch of a track (ns). `category`: request, stage, wait, chunk, token, step or phase.
+    `flows_in` and `flows_out` are numbers of flows that end and begin here. `row`: what it stands
+    for, where it is one."""
 
     begin: int
     end: int
@@ -60,7 +69,8 @@ class Counter:
 
 @dataclass(slots=True)
 class Group:
-    """A process of the traced engine, or the requests. Its tracks are made as they are asked for, once."""
+    """A process of the traced engine, or the requests. Its tracks are made as they are asked for,
+    once."""
 
     name: str
     tracks: Iterable[Track] = ()
@@ -70,7 +80,10 @@ class Group:
 def timeline(whole: Whole) -> list[Group]:
     """The requests last: what a flow begins at stands before what it ends at."""
     flows: dict[tuple[int, int], int] = {}
-    groups = [_engine(whole, name, flows) for name in dict.fromkeys(row.view.source for row in whole.steps)]
+    groups = [
+        _engine(whole, name, flows)
+        for name in dict.fromkeys(row.view.source for row in whole.steps)
+    ]
     return [*groups, _requests(whole, flows)]
 
 
@@ -92,7 +105,7 @@ def lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
     return found
 
 
-# --- engines ---------------------------------------------------------------------------------------------------------
+# --- engines --------------------------------------------------------------------------------------
 
 
 def _engine(whole: Whole, source: str, flows: dict[tuple[int, int], int]) -> Group:
@@ -110,11 +123,23 @@ def _engine(whole: Whole, source: str, flows: dict[tuple[int, int], int]) -> Gro
             flows[place, member.place] = number = len(flows) + 1
             out.append(number)
         arguments = (
-            ("n", view_of.n), ("batch", view_of.batch), ("tokens", view_of.tokens),
-            ("prefill_tokens", view_of.prefill_tokens), ("output_tokens", sum(m.produced for m in row.members)),
-        )  # fmt: skip
+            ("n", view_of.n),
+            ("batch", view_of.batch),
+            ("tokens", view_of.tokens),
+            ("prefill_tokens", view_of.prefill_tokens),
+            ("output_tokens", sum(m.produced for m in row.members)),
+        )
         slices.append(
-            Slice(view_of.begin, view_of.end, f"step {view_of.n}", "step", arguments, (), tuple(out), row)
+            Slice(
+                view_of.begin,
+                view_of.end,
+                f"step {view_of.n}",
+                "step",
+                arguments,
+                (),
+                tuple(out),
+                row,
+            )
         )
         at = view_of.begin
         for part, ms in view_of.parts:
@@ -122,34 +147,55 @@ def _engine(whole: Whole, source: str, flows: dict[tuple[int, int], int]) -> Gro
             slices.append(Slice(at, until, part, "phase"))
             at = until
         gauges = (
-            view_of.batch, view_of.tokens, view_of.running, view_of.waiting, view_of.used, view_of.cached, view_of.free,
+            view_of.batch,
+            view_of.tokens,
+            view_of.running,
+            view_of.waiting,
+            view_of.used,
+            view_of.cached,
+            view_of.free,
             row.step.preempted if row.step.preempted >= 0 else None,
-        )  # fmt: skip
+        )
         for counter, value in zip(counters, gauges, strict=True):
             if value is not None and (not counter.points or counter.points[-1][1] != value):
                 counter.points.append((view_of.begin, value))
-    return Group(clean(name), [Track("steps", lanes(slices))], [counter for counter in counters if counter.points])
+    return Group(
+        clean(name),
+        [Track("steps", lanes(slices))],
+        [counter for counter in counters if counter.points],
+    )
 
 
-# --- requests --------------------------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 def _requests(whole: Whole, flows: dict[tuple[int, int], int]) -> Group:
     steps = {(row.view.source, row.view.n): place for place, row in enumerate(whole.steps)}
-    tracks = (Track(clean(row.view.id), lanes(_request(whole, row, steps, flows))) for row in whole.requests)
+    tracks = (
+        Track(clean(row.view.id), lanes(_request(whole, row, steps, flows)))
+        for row in whole.requests
+    )
     return Group("requests", tracks, [_in_flight(whole)])
 
 
 def _request(
-    whole: Whole, row: RequestRow, steps: dict[tuple[str, int], int], flows: dict[tuple[int, int], int]
+    whole: Whole,
+    row: RequestRow,
+    steps: dict[tuple[str, int], int],
+    flows: dict[tuple[int, int], int],
 ) -> Iterable[Slice]:
     view = row.view
-    yield Slice(view.received, whole.end(view), _title(row), "request", request_arguments(row), row=row)
+    yield Slice(
+        view.received, whole.end(view), _title(row), "request", request_arguments(row), row=row
+    )
     for stage in view.stages:
         if stage.begin is None or stage.ms is None:
             continue
         end = stage.begin + round(stage.ms * NS_PER_MS)
-        told: list[tuple[str, Value]] = [("stage", stage.stage.value), ("status", stage.status.value)]
+        told: list[tuple[str, Value]] = [
+            ("stage", stage.stage.value),
+            ("status", stage.status.value),
+        ]
         if stage.wait_ms is not None:
             told.append(("wait_ms", stage.wait_ms))
         if stage.share is not None:
@@ -171,14 +217,19 @@ def _request(
         place = None if token.step is None else steps.get((token.source, token.step))
         flow = () if place is None else _flow(flows, place, row.place)
         flow = tuple(number for number in flow if not arrived.get(number))
-        arrived.update(dict.fromkeys(flow, 1))  # several tokens of one step: the flow ends at the first
+        # several tokens of one step: the flow ends at the first
+        arrived.update(dict.fromkeys(flow, 1))
         told = [("number", token.number), ("batch", token.batch)]
         if token.gap_ms is not None:
             told.append(("itl_ms", token.gap_ms))
         yield Slice(token.t, token.t, f"token {token.number}", "token", tuple(told), flow)
     if row.record.batch is not None:
         for index, again in enumerate(row.record.redo, 1):
-            step = row.record.batch.history.step(again.step) if isinstance(again.step, int) else again.step
+            step = (
+                row.record.batch.history.step(again.step)
+                if isinstance(again.step, int)
+                else again.step
+            )
             place = steps.get((source, step.n))
             flow = () if place is None else _flow(flows, place, row.place)
             end = step.t + max(step.end, step.token, 0)
@@ -211,19 +262,41 @@ def request_arguments(row: RequestRow) -> Arguments:
     """What is known of a request beyond its stages, cleaned; what is not known is left out."""
     view = row.view
     told: list[tuple[str, Value | None]] = [
-        ("id", view.id), ("rid", view.rid), ("phase", view.phase.value), ("route", view.route),
-        ("client_id", view.client_id), ("tenant", view.tenant), ("model", view.model),
-        ("finish_reason", view.finish_reason), ("error", view.error), ("prompt_tokens", view.prompt_tokens),
-        ("cached_tokens", view.cached_tokens), ("output_tokens", view.output_tokens), ("max_tokens", view.max_tokens),
-        ("status_code", view.status_code), ("streaming", view.streaming), ("incomplete", view.incomplete or None),
-        ("disconnected", view.disconnected or None), ("preemptions", view.preemptions),
-        ("recomputed_tokens", view.recomputed_tokens), ("blocks", view.blocks), ("queue_ms", view.queue_ms),
-        ("prefill_ms", view.prefill_ms), ("ttft_ms", view.ttft_ms), ("engine_ttft_ms", view.engine_ttft_ms),
-        ("tpot_ms", view.tpot_ms), ("e2e_ms", view.e2e_ms), ("unattributed_ms", view.unattributed_ms),
-        ("prompt_text", row.prompt_text), ("output_text", row.output_text),
-    ]  # fmt: skip
+        ("id", view.id),
+        ("rid", view.rid),
+        ("phase", view.phase.value),
+        ("route", view.route),
+        ("client_id", view.client_id),
+        ("tenant", view.tenant),
+        ("model", view.model),
+        ("finish_reason", view.finish_reason),
+        ("error", view.error),
+        ("prompt_tokens", view.prompt_tokens),
+        ("cached_tokens", view.cached_tokens),
+        ("output_tokens", view.output_tokens),
+        ("max_tokens", view.max_tokens),
+        ("status_code", view.status_code),
+        ("streaming", view.streaming),
+        ("incomplete", view.incomplete or None),
+        ("disconnected", view.disconnected or None),
+        ("preemptions", view.preemptions),
+        ("recomputed_tokens", view.recomputed_tokens),
+        ("blocks", view.blocks),
+        ("queue_ms", view.queue_ms),
+        ("prefill_ms", view.prefill_ms),
+        ("ttft_ms", view.ttft_ms),
+        ("engine_ttft_ms", view.engine_ttft_ms),
+        ("tpot_ms", view.tpot_ms),
+        ("e2e_ms", view.e2e_ms),
+        ("unattributed_ms", view.unattributed_ms),
+        ("prompt_text", row.prompt_text),
+        ("output_text", row.output_text),
+    ]
     return tuple(
-        (name, clean(value, keep_newlines=name.endswith("_text")) if isinstance(value, str) else value)
+        (
+            name,
+            clean(value, keep_newlines=name.endswith("_text")) if isinstance(value, str) else value,
+        )
         for name, value in told
         if value is not None and value != ""
     )

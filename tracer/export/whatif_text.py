@@ -21,7 +21,10 @@ def whatif_text(told: Prediction, *, width: int = 100, unicode: bool = True) -> 
         spread = f"{_figure(metric.low)} … {_figure(metric.high)} {metric.unit}"
         if not math.isfinite(metric.predicted):
             continue
-        row = f"{label(metric.name):<12}{measured:>11}{_figure(metric.predicted):>11}{metric.change:>+9.0%}   {spread}"
+        row = (
+            f"{label(metric.name):<12}{measured:>11}{_figure(metric.predicted):>11}"
+            f"{metric.change:>+9.0%}   {spread}"
+        )
         lines.append(fit(row, width).rstrip())
     if told.replay_error is not None:
         said = f"the replay of what was recorded is {told.replay_error:.0%} off at the median"
@@ -31,7 +34,8 @@ def whatif_text(told: Prediction, *, width: int = 100, unicode: bool = True) -> 
     text = "\n".join(lines)
     if unicode:
         return text
-    for sign, plain in (("→", ">"), ("…", "~"), ("×", "x")):  # one cell each: the rows keep their width
+    # one cell each: the rows keep their width
+    for sign, plain in (("→", ">"), ("…", "~"), ("×", "x")):
         text = text.replace(sign, plain)
     return text.encode("ascii", "replace").decode("ascii")
 
@@ -39,22 +43,29 @@ def whatif_text(told: Prediction, *, width: int = 100, unicode: bool = True) -> 
 def whatif_document(told: Prediction) -> dict[str, Any]:
     """Everything the prediction says; null where there is no such number."""
     return {
-        "changes": {name: {"times": value.value} if isinstance(value, Factor) else value
-                    for name, value in told.changes.items()},
+        "changes": {
+            name: {"times": value.value} if isinstance(value, Factor) else value
+            for name, value in told.changes.items()
+        },
         "described": describe(told.changes),
         "replay_error": told.replay_error,
         "metrics": {
             metric.name: {
-                "unit": metric.unit, "measured": metric.measured, "replayed": _number(metric.before),
-                "replayed_changed": _number(metric.after), "predicted": _number(metric.predicted),
-                "low": _number(metric.low), "high": _number(metric.high), "change": _number(metric.change),
+                "unit": metric.unit,
+                "measured": metric.measured,
+                "replayed": _number(metric.before),
+                "replayed_changed": _number(metric.after),
+                "predicted": _number(metric.predicted),
+                "low": _number(metric.low),
+                "high": _number(metric.high),
+                "change": _number(metric.change),
             }
             for metric in told.metrics
         },
         "preemptions": {"before": told.before.preemptions, "after": told.after.preemptions},
         "sentence": told.sentence(),
         "notes": list(told.notes),
-    }  # fmt: skip
+    }
 
 
 def _number(value: float) -> float | None:

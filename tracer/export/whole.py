@@ -1,8 +1,10 @@
-"""A whole trace as rows: every request, every step with its members, every output token. What the exporters write.
+"""A whole trace as rows: every request, every step with its members, every output token. What the
+exporters write.
 
-Rows come from a state that has kept everything (`tracer.cli.export.read_whole` folds a file so), or from the one of a live
-process as far as it goes back. Their sums are the state's: an exporter that writes all rows has written the totals.
-Text from requests, models and hosts is not cleaned here: whoever writes a row cleans it.
+Rows come from a state that has kept everything (`tracer.cli.export.read_whole` folds a file so), or
+from the one of a live process as far as it goes back. Their sums are the state's: an exporter that
+writes all rows has written the totals. Text from requests, models and hosts is not cleaned here:
+whoever writes a row cleans it.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ class Member(NamedTuple):
 
 
 class Token(NamedTuple):
-    """One output token. `number` counts from 1; `t` when it was known (ns); `gap_ms` since the one before, None for the
-    first; `batch` members of its step; `step` its number and `source` whose, None and empty where it is not kept."""
+    """One output token. `number` counts from 1; `t` when it was known (ns); `gap_ms` since the one
+    before, None for the first; `batch` members of its step; `step` its number and `source` whose,
+    None and empty where it is not kept."""
 
     number: int
     t: int
@@ -69,8 +72,9 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over the rows. `prompt_tokens` and `output_tokens`: of the requests; `tokens`: output tokens whose instant
-    is known; `stage_ms`: of each stage over the requests in which it has a length."""
+    """Sums over the rows. `prompt_tokens` and `output_tokens`: of the requests; `tokens`: output
+    tokens whose instant is known; `stage_ms`: of each stage over the requests in which it has a
+    length."""
 
     requests: int = 0
     finished: int = 0
@@ -82,8 +86,9 @@ class Totals:
 
 
 class Whole:
-    """See the module. `name` is what the trace is called; `request` keeps one request (by any of its ids) and the steps
-    that it took part in; without `with_text` no row has text. Raises LookupError when there is no such request."""
+    """See the module. `name` is what the trace is called; `request` keeps one request (by any of
+    its ids) and the steps that it took part in; without `with_text` no row has text. Raises
+    LookupError when there is no such request."""
 
     def __init__(
         self, state: TraceState, name: str, *, with_text: bool = False, request: str | None = None
@@ -100,11 +105,19 @@ class Whole:
                 prompt = record.prompt_text if with_text else None
                 output = "".join(record.output) if with_text and record.output else None
                 self.requests.append(RequestRow(len(self.requests), view, record, prompt, output))
-        self.batches = {source.name: source.batch for source in state.sources.values() if source.batch.count}
+        self.batches = {
+            source.name: source.batch for source in state.sources.values() if source.batch.count
+        }
         self._sources = {id(batch): name for name, batch in self.batches.items()}
         self.steps: list[StepRow] = self._steps(state, chosen is not None)
-        self.anchor = next((s.header.anchor for s in state.sources.values() if s.header is not None), None)
-        self.headers = {source.name: source.header for source in state.sources.values() if source.header is not None}
+        self.anchor = next(
+            (s.header.anchor for s in state.sources.values() if s.header is not None), None
+        )
+        self.headers = {
+            source.name: source.header
+            for source in state.sources.values()
+            if source.header is not None
+        }
 
     @property
     def began(self) -> int:
@@ -119,11 +132,13 @@ class Whole:
     @property
     def has_text(self) -> bool:
         """Whether any row has text."""
-        return any(row.prompt_text is not None or row.output_text is not None for row in self.requests)
+        return any(
+            row.prompt_text is not None or row.output_text is not None for row in self.requests
+        )
 
     def wall(self, t: int) -> int:
-        """Wall time of the instant `t` in ns since the epoch; counted from the epoch where no process told it. No clock
-        of a file's making leaves the range that files can hold."""
+        """Wall time of the instant `t` in ns since the epoch; counted from the epoch where no
+        process told it. No clock of a file's making leaves the range that files can hold."""
         return min(max(0, t if self.anchor is None else self.anchor.to_wall(t)), (1 << 63) - 1)
 
     def end(self, view: RequestView) -> int:
@@ -137,7 +152,9 @@ class Whole:
     def totals(self) -> Totals:
         """Sums over the rows."""
         views = [row.view for row in self.requests]
-        stage_ms = {stage: math.fsum(view.stages[stage - 1].ms or 0.0 for view in views) for stage in Stage}
+        stage_ms = {
+            stage: math.fsum(view.stages[stage - 1].ms or 0.0 for view in views) for stage in Stage
+        }
         return Totals(
             requests=len(views),
             finished=sum(view.closed is not None for view in views),
@@ -174,17 +191,23 @@ class Whole:
             batch = id(record.batch)
             for span in decode.spans(record):
                 for index in range(span.first, span.last + 1):
-                    members.setdefault((batch, index), []).append(Member(row.place, span.scheduled, span.produced))
+                    members.setdefault((batch, index), []).append(
+                        Member(row.place, span.scheduled, span.produced)
+                    )
             for item in (*record.passes, *record.redo):
                 if isinstance(item.step, int) and not item.produced:
-                    members.setdefault((batch, item.step), []).append(Member(row.place, item.scheduled, 0))
+                    members.setdefault((batch, item.step), []).append(
+                        Member(row.place, item.scheduled, 0)
+                    )
         rows: list[StepRow] = []
         for source in state.sources.values():
             history = source.batch.history
             for place, step in enumerate(history.steps):
                 took_part = members.get((id(source.batch), history.base + place), [])
                 if took_part or not only_taken_part:
-                    view = step_view(source.name, step, history.sizes[place], history.prefills[place])
+                    view = step_view(
+                        source.name, step, history.sizes[place], history.prefills[place]
+                    )
                     rows.append(StepRow(view, step, history.tokens[place], took_part))
         rows.sort(key=lambda row: row.step.t)
         return rows

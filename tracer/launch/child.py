@@ -1,10 +1,11 @@
-"""The command under `tracer run`: started, listened to, signalled, and ended without leaving anything behind.
+"""The command under `tracer run`: started, listened to, signalled, and ended without leaving
+anything behind.
 
-Its output does not go through us: a tracer that is stopped or slow never holds up the engine, nor does a full disk. It
-has a session of its own, so a Ctrl-C in the terminal reaches the tracer alone, which passes it on. A `guardian` process
-stands in between and carries the output into the log; see there for what happens when the tracer dies, or when it is
-killed itself. When it is killed together with its second, the kernel ends the command, and the tracer what is left of
-the command's session.
+Its output does not go through us: a tracer that is stopped or slow never holds up the engine, nor
+does a full disk. It has a session of its own, so a Ctrl-C in the terminal reaches the tracer alone,
+which passes it on. A `guardian` process stands in between and carries the output into the log; see
+there for what happens when the tracer dies, or when it is killed itself. When it is killed together
+with its second, the kernel ends the command, and the tracer what is left of the command's session.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from tracer.launch import guardian
 GRACE_S: Final = 5.0
 """How long the command may take to react to a signal before the next, harder one."""
 
-_HARDER: Final = {signal.SIGINT: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM, signal.SIGTERM: signal.SIGKILL}
+_HARDER: Final = {
+    signal.SIGINT: signal.SIGTERM,
+    signal.SIGHUP: signal.SIGTERM,
+    signal.SIGTERM: signal.SIGKILL,
+}
 
 
 class ChildError(Exception):
@@ -39,27 +44,38 @@ class Child:
     """A running command. Made by `start`; belongs to the event loop in which that was called."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, pid: int, name: str, log: Path, say: Callable[[str], None]
+        self,
+        process: asyncio.subprocess.Process,
+        pid: int,
+        name: str,
+        log: Path,
+        say: Callable[[str], None],
     ) -> None:
         self.pid = pid
         self.name = name
         self._log = log
         self._say = say
         self.exit_code: int | None = None
-        """What a shell would report: the command's own code, 128 + n when signal n ended it; None while it runs."""
+        """What a shell would report: the command's own code, 128 + n when signal n ended it; None
+        while it runs."""
         self._process = process
         self._ended = asyncio.create_task(self._wait())
         self._hurry = asyncio.Event()
 
     @classmethod
     async def start(
-        cls, command: Sequence[str], env: Mapping[str, str], log: Path, folder: Path | None = None,
+        cls,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        folder: Path | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> Child:
         """Run `command` with `env`, its stdout and stderr appended to `log`, its stdin empty.
 
-        `folder` is removed when the tracer dies before the command; `say` is told when the log takes no more. Raises
-        ChildError when the command cannot be executed, OSError when the log cannot be opened.
+        `folder` is removed when the tracer dies before the command; `say` is told when the log
+        takes no more. Raises ChildError when the command cannot be executed, OSError when the log
+        cannot be opened.
         """
         writing = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -75,7 +91,9 @@ class Child:
             os.close(writing)
         assert process.stdin is not None and process.stdout is not None
         try:
-            word, _, rest = (await process.stdout.readline()).decode("utf-8", "replace").strip().partition(" ")
+            word, _, rest = (
+                (await process.stdout.readline()).decode("utf-8", "replace").strip().partition(" ")
+            )
         except asyncio.CancelledError:
             process.stdin.close()  # the guardian takes it as our end
             await process.wait()
@@ -85,7 +103,9 @@ class Child:
             code, _, reason = rest.partition(" ")
             failed = word == "failed" and code.isdigit()
             raise ChildError(
-                f"cannot run {command[0]}: {reason.lower()}" if failed else f"cannot run {command[0]}; see {log}",
+                f"cannot run {command[0]}: {reason.lower()}"
+                if failed
+                else f"cannot run {command[0]}; see {log}",
                 int(code) if failed else 1,
             )
         return cls(process, int(rest), Path(command[0]).name, log, say)
@@ -104,8 +124,11 @@ class Child:
         """Cut the present grace short: the second Ctrl-C of an impatient user."""
         self._hurry.set()
 
-    async def stop(self, first: signal.Signals, say: Callable[[str], None], grace: float = GRACE_S) -> int:
-        """Ask the command to end with signal `first`, then with harder ones, each after `grace` seconds; its exit code.
+    async def stop(
+        self, first: signal.Signals, say: Callable[[str], None], grace: float = GRACE_S
+    ) -> int:
+        """Ask the command to end with signal `first`, then with harder ones, each after `grace`
+        seconds; its exit code.
 
         `say` is told of each step beyond the first.
         """
@@ -114,7 +137,9 @@ class Child:
             self.send(number)
             self._hurry.clear()
             hurried = asyncio.create_task(self._hurry.wait())
-            await asyncio.wait({self._ended, hurried}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                {self._ended, hurried}, timeout=grace, return_when=asyncio.FIRST_COMPLETED
+            )
             impatient = hurried.done()
             hurried.cancel()
             harder = _HARDER.get(number)
@@ -130,13 +155,17 @@ class Child:
         async for line in self._process.stdout:
             word, _, rest = line.decode("utf-8", "replace").strip().partition(" ")
             if word == "waits":
-                self._say(f"{self._log} takes no more of what {self.name} writes: {rest}; {self.name} goes on")
+                self._say(
+                    f"{self._log} takes no more of what {self.name} writes: {rest}; {self.name} "
+                    "goes on"
+                )
             elif word == "missing":
                 self._say(f"{rest} bytes that {self.name} wrote are not in {self._log}")
             elif word in ("exited", "killed") and rest.isdigit():
                 code = int(rest) + (128 if word == "killed" else 0)
         await self._process.wait()
-        if code is None:  # the guardian was killed; perhaps its second too, and what the command had started goes on
+        # the guardian was killed; perhaps its second too, and what the command had started goes on
+        if code is None:
             await _end_session(self.pid)
             code = 1
         self.exit_code = code
@@ -144,7 +173,8 @@ class Child:
 
 
 async def _end_session(session: int) -> None:
-    """End every process of a session: ask each once, force those that are still there after a while."""
+    """End every process of a session: ask each once, force those that are still there after a
+    while."""
     deadline = asyncio.get_running_loop().time() + guardian.LEFT_OVER_GRACE_S
     asked: set[int] = set()
     while left := _members(session):
@@ -159,8 +189,8 @@ async def _end_session(session: int) -> None:
 
 
 def _members(session: int) -> list[int]:
-    """Pids of the processes of a session that run, if only some of their threads, from /proc; none where there is no
-    such thing."""
+    """Pids of the processes of a session that run, if only some of their threads, from /proc; none
+    where there is no such thing."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError, ValueError):

@@ -1,4 +1,5 @@
-"""What an engine writes to its stdout and stderr: kept in a file and read from there, never painted over a screen."""
+"""What an engine writes to its stdout and stderr: kept in a file and read from there, never painted
+over a screen."""
 
 from __future__ import annotations
 
@@ -58,8 +59,8 @@ def _changed(path: Path) -> float:
 class EngineLog:
     """Recent lines of a log file that somebody else writes. `on_line` is told of each new one.
 
-    Lines are as the engine wrote them: whoever shows one cleans it (`tracer.format.text`). Of a progress bar that redraws
-    itself with carriage returns the last state is kept.
+    Lines are as the engine wrote them: whoever shows one cleans it (`tracer.format.text`). Of a
+    progress bar that redraws itself with carriage returns the last state is kept.
     """
 
     def __init__(self, path: Path, on_line: Callable[[str], None] | None = None) -> None:
@@ -110,7 +111,8 @@ class EngineLog:
 
 
 class EventLog:
-    """What the tracer has to tell, where there is no output of an engine: the same lines, without a file."""
+    """What the tracer has to tell, where there is no output of an engine: the same lines, without a
+    file."""
 
     def __init__(self) -> None:
         self.path = ""

@@ -1,23 +1,27 @@
-"""Stands between the tracer and the command that it runs, so that nothing is left behind, whatever dies first.
+"""Stands between the tracer and the command that it runs, so that nothing is left behind, whatever
+dies first.
 
     tracer ──orders──▶ (second) ──▶ guardian ──▶ command ──▶ its own children
            ◀──news────                  └──────▶ log
 
-The guardian is the parent of the command and, on Linux, the reaper of everything that the command starts: a daemon
-that detached itself still ends up here. When the command ends, what it left running is ended too. When the tracer
-goes away without a word (SIGKILL, out of memory), the end of its pipe tells the guardian, which ends the command and
-removes the run's folder. When the guardian is killed, the kernel ends the command; everything else falls to the second,
-its parent, which does nothing but wait for that, and ends it. So any two of tracer, second and guardian may be killed
-at once. With all three the command goes too, but nobody is left to end what it has started.
+The guardian is the parent of the command and, on Linux, the reaper of everything that the command
+starts: a daemon that detached itself still ends up here. When the command ends, what it left
+running is ended too. When the tracer goes away without a word (SIGKILL, out of memory), the end of
+its pipe tells the guardian, which ends the command and removes the run's folder. When the guardian
+is killed, the kernel ends the command; everything else falls to the second, its parent, which does
+nothing but wait for that, and ends it. So any two of tracer, second and guardian may be killed at
+once. With all three the command goes too, but nobody is left to end what it has started.
 
-What the command writes goes into a file in memory, which never fails for want of room and never waits, and from there
-into the log: see `Output`.
+What the command writes goes into a file in memory, which never fails for want of room and never
+waits, and from there into the log: see `Output`.
 
-This file runs by its path in a bare interpreter (``python -I -S``): standard library only, nothing of the package.
+This file runs by its path in a bare interpreter (``python -I -S``): standard library only, nothing
+of the package.
 
-Orders on stdin, one a line: ``signal N`` to the command's process group. News on stdout, one a line: ``started PID``,
-``failed CODE REASON`` (nothing was started), ``waits REASON`` (the log takes no more of the command's output),
-``missing N`` (so many bytes of it are not in the log), ``exited CODE``, ``killed N``. stderr is the log.
+Orders on stdin, one a line: ``signal N`` to the command's process group. News on stdout, one a
+line: ``started PID``, ``failed CODE REASON`` (nothing was started), ``waits REASON`` (the log takes
+no more of the command's output), ``missing N`` (so many bytes of it are not in the log), ``exited
+CODE``, ``killed N``. stderr is the log.
 """
 
 import contextlib
@@ -38,7 +42,8 @@ PERIOD_S = 0.1
 """Time between two looks at what the command has written."""
 
 HELD_BYTES = 32 * 1024 * 1024
-"""What is held of the output when the log does not take it; the oldest beyond that is left out, and counted."""
+"""What is held of the output when the log does not take it; the oldest beyond that is left out, and
+counted."""
 
 CHUNK_BYTES = 256 * 1024
 CHUNKS_AT_ONCE = 32
@@ -69,10 +74,11 @@ def say(news: str) -> None:
 class Output:
     """What the command writes, on its way into the log.
 
-    The command's stdout and stderr are a file in memory: to it the same as the log itself (a file that is appended to),
-    but its writes succeed whatever happens to the disk, to the tracer or to us. What is written there is appended to
-    the log and given back to the system. When the log takes nothing (a full disk), the last `HELD_BYTES` wait for it.
-    Where there are no such files (macOS), the command writes into the log itself.
+    The command's stdout and stderr are a file in memory: to it the same as the log itself (a file
+    that is appended to), but its writes succeed whatever happens to the disk, to the tracer or to
+    us. What is written there is appended to the log and given back to the system. When the log
+    takes nothing (a full disk), the last `HELD_BYTES` wait for it. Where there are no such files
+    (macOS), the command writes into the log itself.
     """
 
     def __init__(self, log: int) -> None:
@@ -92,7 +98,8 @@ class Output:
             free.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
             memory = os.memfd_create("tracer-output")
             end = os.open(f"/proc/self/fd/{memory}", os.O_WRONLY | os.O_APPEND)
-            # A descriptor of its own: how far we are is its offset, which guardian and second share.
+            # A descriptor of its own: how far we are is its offset, which guardian and second
+            # share.
             self._source = os.open(f"/proc/self/fd/{memory}", os.O_RDONLY)
         except (ImportError, OSError, AttributeError):
             return
@@ -104,7 +111,8 @@ class Output:
         return self._source is not None
 
     def copy(self) -> bool:
-        """Append to the log what has come, so much of it at a time; whether there is more that the log would take."""
+        """Append to the log what has come, so much of it at a time; whether there is more that the
+        log would take."""
         if self._source is None:
             return False
         size = os.fstat(self._source).st_size
@@ -148,8 +156,8 @@ class Output:
 
 
 def start(command: list[str], output: int) -> int:
-    """Start the command in a session of its own, with descriptor `output` as its stdout and stderr: its pid. Raises
-    OSError when it cannot be executed."""
+    """Start the command in a session of its own, with descriptor `output` as its stdout and stderr:
+    its pid. Raises OSError when it cannot be executed."""
     reading, writing = os.pipe()  # not inheritable: closed by a successful exec
     guardian = os.getpid()
     pid = os.fork()
@@ -169,7 +177,13 @@ def start(command: list[str], output: int) -> int:
         if os.getppid() != guardian:
             os._exit(1)
         signal.set_wakeup_fd(-1)
-        for changed in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD):
+        for changed in (
+            signal.SIGINT,
+            signal.SIGTERM,
+            signal.SIGHUP,
+            signal.SIGPIPE,
+            signal.SIGCHLD,
+        ):
             signal.signal(changed, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
@@ -184,8 +198,9 @@ def start(command: list[str], output: int) -> int:
 
 
 def descendants() -> list[int]:
-    """Pids of all processes below this one, from /proc; none where there is no such thing. Zombies are among them: it
-    may be the first thread of a process whose others still run, and which has children."""
+    """Pids of all processes below this one, from /proc; none where there is no such thing. Zombies
+    are among them: it may be the first thread of a process whose others still run, and which has
+    children."""
     children: dict[int, list[int]] = {}
     if not os.path.isdir("/proc"):  # noqa: PTH112  (pathlib takes as long to import as all else here)
         return []
@@ -217,10 +232,12 @@ def reap() -> dict[int, int]:
 
 
 def clear() -> None:
-    """End what the command left running: ask each process once, force those that are still there after a while."""
+    """End what the command left running: ask each process once, force those that are still there
+    after a while."""
     deadline = time.monotonic() + LEFT_OVER_GRACE_S
     asked: set[int] = set()
-    with contextlib.suppress(ChildProcessError):  # without a child we have no orphan either: nothing is left
+    # without a child we have no orphan either: nothing is left
+    with contextlib.suppress(ChildProcessError):
         while True:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -263,7 +280,10 @@ class Guardian:
             if self.woken in ready:
                 with contextlib.suppress(BlockingIOError):
                     numbers = os.read(self.woken, 512)
-                    if any(number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for number in numbers):
+                    if any(
+                        number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+                        for number in numbers
+                    ):
                         self.end()
             if 0 in ready:
                 self.read_orders()
@@ -273,8 +293,8 @@ class Guardian:
         return self.status
 
     def carry(self) -> bool:
-        """What the command has written goes to the log, or the tracer is told once that it does not; whether there is
-        more."""
+        """What the command has written goes to the log, or the tracer is told once that it does
+        not; whether there is more."""
         before = self.output.reason
         more = self.output.copy()
         if self.output.reason and not before:
@@ -351,7 +371,11 @@ def main() -> int:
         remove(folder)
     if output.missing:
         say(f"missing {output.missing}")
-    say(f"killed {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exited {os.WEXITSTATUS(status)}")
+    say(
+        f"killed {os.WTERMSIG(status)}"
+        if os.WIFSIGNALED(status)
+        else f"exited {os.WEXITSTATUS(status)}"
+    )
     return 0
 
 

@@ -26,18 +26,22 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended. `exit_code` for us; `snapshot` and `diagnosis` of the instant before anything was ended."""
+    """How a run ended. `exit_code` for us; `snapshot` and `diagnosis` of the instant before
+    anything was ended."""
 
     exit_code: int
     snapshot: Snapshot
     diagnosis: Diagnosis
 
 
-async def attend(run: Run, seconds: float | None, slo: Slo = NO_TARGETS, *, with_text: bool = False) -> Outcome:
-    """Live through a run: until its command ends, `seconds` of service are over, or a signal comes, which is passed on.
+async def attend(
+    run: Run, seconds: float | None, slo: Slo = NO_TARGETS, *, with_text: bool = False
+) -> Outcome:
+    """Live through a run: until its command ends, `seconds` of service are over, or a signal comes,
+    which is passed on.
 
-    `slo`: targets for the summary's figures; `with_text`: the diagnosis may cite prompts. A second signal cuts the
-    patience with the command short. Raises RunError when the command cannot be run.
+    `slo`: targets for the summary's figures; `with_text`: the diagnosis may cite prompts. A second
+    signal cuts the patience with the command short. Raises RunError when the command cannot be run.
     """
     from tracer.analysis.diagnosis import ObservedState, diagnose
 

@@ -1,8 +1,9 @@
 """One run: a job's command with the hooks on, its log, its events, and its end.
 
-A job (`Job`) says which command to start and what to do once it runs; `tracer run` has a plain one (`Command`), the
-demo one with a model and traffic. The run gives the command a private socket folder, in which every process that the
-command starts can be found, by this viewer and by others (`tracer attach`).
+A job (`Job`) says which command to start and what to do once it runs; `tracer run` has a plain one
+(`Command`), the demo one with a model and traffic. The run gives the command a private socket
+folder, in which every process that the command starts can be found, by this viewer and by others
+(`tracer attach`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from tracer.state.view import Snapshot
 
 UNTRACED_S: Final = 20.0
-"""Seconds after which a command in which no traced process has appeared is remarked upon: engines import for long."""
+"""Seconds after which a command in which no traced process has appeared is remarked upon: engines
+import for long."""
 
 LAST_EVENTS_S: Final = 0.6
 """How long a recording goes on once the command has ended: its last events are under way."""
@@ -44,7 +46,8 @@ TAIL: Final = 20
 """Lines of the log that are shown when a command failed."""
 
 Hooks = Callable[[Mapping[str, str], Path, str], dict[str, str]]
-"""``environment(env, socket folder, name of the run)``: the environment in which a child is traced."""
+"""``environment(env, socket folder, name of the run)``: the environment in which a child is
+traced."""
 
 
 class Say(Protocol):
@@ -62,7 +65,8 @@ class RunError(Exception):
 
 
 class Job(Protocol):
-    """What is to be run. Errors of `prepare` and `started` that a user can understand are RuntimeErrors."""
+    """What is to be run. Errors of `prepare` and `started` that a user can understand are
+    RuntimeErrors."""
 
     @property
     def title(self) -> str:
@@ -74,13 +78,15 @@ class Job(Protocol):
 
     @property
     def transparent(self) -> bool:
-        """Whether signals that come for us go to the command as they are, and its exit code is ours."""
+        """Whether signals that come for us go to the command as they are, and its exit code is
+        ours."""
 
     async def prepare(self, say: Say) -> tuple[list[str], dict[str, str]]:
         """The command, and what to add to its environment."""
 
     async def started(self, alive: Callable[[], bool], say: Say) -> None:
-        """What to do once the command runs; returns when it is in service. `alive()` is false once it has ended."""
+        """What to do once the command runs; returns when it is in service. `alive()` is false once
+        it has ended."""
 
     async def finish(self) -> None:
         """Undo `started`; called once, before the command is ended."""
@@ -118,13 +124,14 @@ class Command:
 
 
 class Run:
-    """One run of a job. `live` it in an event loop, `stop` it there; `close` removes what it made."""
+    """One run of a job. `live` it in an event loop, `stop` it there; `close` removes what it
+    made."""
 
     def __init__(self, job: Job, hooks: Hooks, say: Say, *, log: Path | None = None,
                  on_line: Callable[[str], None] | None = None, recorder: Recorder | None = None,
                  flight: FlightRecorder | None = None) -> None:  # fmt: skip
-        """`on_line` gets each line of the command's output; `recorder` and `flight` are given all events. Raises
-        OSError for a log or a socket folder that cannot be made."""
+        """`on_line` gets each line of the command's output; `recorder` and `flight` are given all
+        events. Raises OSError for a log or a socket folder that cannot be made."""
         self.job = job
         self.say = say
         self.name = f"{_plain(job.title)}-{os.getpid()}"
@@ -155,9 +162,11 @@ class Run:
         self._finished = False
 
     async def live(self) -> int:
-        """Prepare, start and attend the command until it has ended by itself or by `stop`; its exit code.
+        """Prepare, start and attend the command until it has ended by itself or by `stop`; its exit
+        code.
 
-        Raises RunError when it cannot be started or when what follows fails; nothing runs any more then.
+        Raises RunError when it cannot be started or when what follows fails; nothing runs any more
+        then.
         """
         try:
             return await self._live()
@@ -170,7 +179,9 @@ class Run:
     async def _live(self) -> int:
         command, added = await self.job.prepare(self.say)
         env = self._hooks({**os.environ, **added}, self.folder, self.name)
-        self.child = child = await Child.start(command, env, Path(self.log.path), self.folder, self.say)
+        self.child = child = await Child.start(
+            command, env, Path(self.log.path), self.folder, self.say
+        )
         self._started_at = time.monotonic()
         helpers = [asyncio.create_task(self._serve(child)), asyncio.create_task(self._watch())]
         if self.recorder is not None:
@@ -213,9 +224,11 @@ class Run:
                 seen.cancel()
 
     async def stop(self, came: signal.Signals | None = None) -> int:
-        """End the command because signal `came` came for us, or because the user or the time says so (None).
+        """End the command because signal `came` came for us, or because the user or the time says
+        so (None).
 
-        The exit code for us: 0 without a signal, else that of the command or 128 + n (`Job.transparent`).
+        The exit code for us: 0 without a signal, else that of the command or 128 + n
+        (`Job.transparent`).
         """
         self.stopping = True
         for recording in self._recordings:
@@ -239,7 +252,10 @@ class Run:
     @property
     def untraced(self) -> str:
         """What to say when no traced process has appeared."""
-        return f"no traced process appeared in {self.job.title}; is tracer installed in that environment?"
+        return (
+            f"no traced process appeared in {self.job.title}; is tracer installed in that "
+            "environment?"
+        )
 
     @property
     def seconds(self) -> float:
@@ -254,7 +270,8 @@ class Run:
         return self.log.lines[-TAIL:]
 
     def close(self) -> None:
-        """Remove the socket folder, and the log that this made if nothing is in it. One that the user named stays."""
+        """Remove the socket folder, and the log that this made if nothing is in it. One that the
+        user named stays."""
         self.log.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         log = Path(self.log.path)
@@ -272,4 +289,3 @@ async def _first_header(deliveries: AsyncIterator[Delivery]) -> None:
 def _plain(title: str) -> str:
     """A title as a part of a file name."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", title)[:40].strip("._") or "run"
-

@@ -1,7 +1,8 @@
 """Alerts: rules in a TOML file that are watched while an engine runs.
 
-An alert fires once when its rule (`tracer.recording.triggers`) has held for as long as it asks, and is resolved when the rule
-ceases to; only then can it fire again. Time is the trace's, so that the same events give the same alerts.
+An alert fires once when its rule (`tracer.recording.triggers`) has held for as long as it asks, and
+is resolved when the rule ceases to; only then can it fire again. Time is the trace's, so that the
+same events give the same alerts.
 
     [[alert]]
     name = "slow first token"
@@ -31,7 +32,8 @@ from tracer.state.view import Snapshot
 
 SEVERITIES: Final = ("info", "warning", "critical")
 QUIET_S: Final = 10.0
-"""An alert on something that happens (``preemption``, ``gap`` …) is resolved when it has not happened for so long."""
+"""An alert on something that happens (``preemption``, ``gap`` …) is resolved when it has not
+happened for so long."""
 MOST: Final = 100
 """Alerts in a file."""
 MOST_BYTES: Final = 1 << 20
@@ -64,7 +66,12 @@ class Alert:
     """One alert and how it stands. `held_s`: how long its rule must hold."""
 
     def __init__(
-        self, name: str, rule: Rule, held_s: float = 0.0, severity: str = "warning", exit: bool = False
+        self,
+        name: str,
+        rule: Rule,
+        held_s: float = 0.0,
+        severity: str = "warning",
+        exit: bool = False,
     ) -> None:
         self.name = clean(name)
         self.rule = rule
@@ -107,7 +114,9 @@ class Alert:
     def _resolve(self, now: int) -> News:
         self.firing, self.resolved = False, now
         seconds = (now - (self.last or now)) / NS_PER_S
-        return News(now, self.name, self.severity, False, f"resolved after {seconds:.0f} s: {self.name}")
+        return News(
+            now, self.name, self.severity, False, f"resolved after {seconds:.0f} s: {self.name}"
+        )
 
     def to_document(self, began: int) -> dict[str, Any]:
         """Plain data for JSON; instants in ms since `began` (ns)."""
@@ -116,10 +125,18 @@ class Alert:
             return None if t is None else (t - began) / NS_PER_MS
 
         return {
-            "name": self.name, "rule": clean(self.rule.text), "for_s": self.held_s, "severity": self.severity,
-            "exit": self.exit, "firing": self.firing, "fired": self.fired, "reason": self.reason,
-            "first_fired_ms": ms(self.first), "last_fired_ms": ms(self.last), "resolved_ms": ms(self.resolved),
-        }  # fmt: skip
+            "name": self.name,
+            "rule": clean(self.rule.text),
+            "for_s": self.held_s,
+            "severity": self.severity,
+            "exit": self.exit,
+            "firing": self.firing,
+            "fired": self.fired,
+            "reason": self.reason,
+            "first_fired_ms": ms(self.first),
+            "last_fired_ms": ms(self.last),
+            "resolved_ms": ms(self.resolved),
+        }
 
 
 class Alerts:
@@ -161,7 +178,8 @@ class Alerts:
     def firing(self) -> list[Alert]:
         """Alerts that fire now, the gravest first."""
         return sorted(
-            (alert for alert in self.alerts if alert.firing), key=lambda alert: -SEVERITIES.index(alert.severity)
+            (alert for alert in self.alerts if alert.firing),
+            key=lambda alert: -SEVERITIES.index(alert.severity),
         )
 
     @property
@@ -186,9 +204,15 @@ class Alerts:
 def _alerts_of(path: Path, document: dict[str, Any], findings: Findings | None) -> list[Alert]:
     for key in document:
         if key != "alert":
-            raise AlertsError(f"{path}: {clean(key)[:40]} is no table of it; alerts begin with [[alert]]")
+            raise AlertsError(
+                f"{path}: {clean(key)[:40]} is no table of it; alerts begin with [[alert]]"
+            )
     tables = document.get("alert")
-    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+    if (
+        not isinstance(tables, list)
+        or not tables
+        or not all(isinstance(table, dict) for table in tables)
+    ):
         raise AlertsError(f"{path} has no [[alert]]")
     if len(tables) > MOST:
         raise AlertsError(f"{path} has more than {MOST} alerts")

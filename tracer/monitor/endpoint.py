@@ -1,7 +1,8 @@
-"""The endpoint that a Prometheus server scrapes: ``/metrics`` over HTTP, in its text format or OpenMetrics'.
+"""The endpoint that a Prometheus server scrapes: ``/metrics`` over HTTP, in its text format or
+OpenMetrics'.
 
-It listens on this host alone unless another address is given. Requests are answered by threads of their own; what they
-tell is read in the thread that owns the state (`Endpoint.answer_from`).
+It listens on this host alone unless another address is given. Requests are answered by threads of
+their own; what they tell is read in the thread that owns the state (`Endpoint.answer_from`).
 """
 
 from __future__ import annotations
@@ -35,18 +36,22 @@ class MetricsError(UserError):
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """``PORT``, ``:PORT``, ``HOST:PORT`` or ``[IPv6]:PORT`` as host and port. Raises MetricsError."""
+    """``PORT``, ``:PORT``, ``HOST:PORT`` or ``[IPv6]:PORT`` as host and port. Raises
+    MetricsError."""
     host, colon, port = text.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if colon else ""
     if not (port.isascii() and port.isdigit() and int(port) < 65_536):
-        raise MetricsError(f"{text!r} is no address to listen on; for example 9464 or 127.0.0.1:9464")
+        raise MetricsError(
+            f"{text!r} is no address to listen on; for example 9464 or 127.0.0.1:9464"
+        )
     return host or LOCAL, int(port)
 
 
 class Endpoint:
     """Listens from the start on, answers once `answer_from` has said where from. `close` when done.
 
-    Raises MetricsError for an address that cannot be had, or when prometheus_client is not installed.
+    Raises MetricsError for an address that cannot be had, or when prometheus_client is not
+    installed.
     """
 
     def __init__(self, address: str) -> None:
@@ -59,11 +64,15 @@ class Endpoint:
             self._server.server_bind()
             self._server.server_activate()
         except OSError as error:
-            raise MetricsError(f"cannot listen on {_shown(host)}:{port}: {error.strerror or error}") from error
+            raise MetricsError(
+                f"cannot listen on {_shown(host)}:{port}: {error.strerror or error}"
+            ) from error
         self._server.set_app(self._answer)
         self._read: Read | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(LOOK_S,), name="metrics", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(LOOK_S,), name="metrics", daemon=True
+        )
         self._thread.start()
         self.url = f"http://{_shown(self._server.server_name)}:{self._server.server_port}/metrics"
         """Where it is."""
@@ -98,7 +107,8 @@ class Endpoint:
         return answer
 
     def _families(self) -> Sequence[Family]:
-        """The families, read in the loop that owns the state. Raises TimeoutError or RuntimeError."""
+        """The families, read in the loop that owns the state. Raises TimeoutError or
+        RuntimeError."""
         read, loop = self._read, self._loop
         if read is None or loop is None:
             raise RuntimeError("nothing to read from")
@@ -147,7 +157,10 @@ class _Server(WSGIServer):
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.server_name, self.server_port = (
+            str(self.server_address[0]),
+            int(self.server_address[1]),
+        )
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:

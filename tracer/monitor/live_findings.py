@@ -1,5 +1,5 @@
-"""A diagnosis that goes on: the state is looked at every second or so, and each finding appears once, with a start and,
-when it is over, an end."""
+"""A diagnosis that goes on: the state is looked at every second or so, and each finding appears
+once, with a start and, when it is over, an end."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from tracer.analysis.diagnosis.records import Evidence
 from tracer.state.trace_state import TraceState
 
 WINDOW_S: Final = 60.0
-"""What is looked at: long enough for the samples that rules ask for, short enough for a fault to stand out."""
+"""What is looked at: long enough for the samples that rules ask for, short enough for a fault to
+stand out."""
 CONFIRMED: Final = 2
-"""Looks in a row that must find it before it is told: one look in the middle of a burst is no finding."""
+"""Looks in a row that must find it before it is told: one look in the middle of a burst is no
+finding."""
 GONE: Final = 4
 """Looks in a row that must not find it before it is over."""
 RETURN_S: Final = 30.0
-"""One that is found again within so many seconds after it was over was not over: it is not told again."""
+"""One that is found again within so many seconds after it was over was not over: it is not told
+again."""
 KEPT: Final = 200
 """Findings that are remembered once they are over; the oldest are forgotten."""
 
@@ -36,7 +39,8 @@ class _Open:
 
 
 class LiveDiagnosis:
-    """Feed it the state; read `findings` (all that were told, newest state of each) or `current`."""
+    """Feed it the state; read `findings` (all that were told, newest state of each) or
+    `current`."""
 
     def __init__(self, *, window_s: float = WINDOW_S, budget: Budget | None = None) -> None:
         self._window = int(window_s * NS_PER_S)
@@ -46,10 +50,12 @@ class LiveDiagnosis:
         self._last: Diagnosis | None = None
 
     def update(self, state: TraceState, *, now: int | None = None) -> tuple[Finding, ...]:
-        """Look at the last window of `state`. Returns the findings that are told for the first time.
+        """Look at the last window of `state`. Returns the findings that are told for the first
+        time.
 
-        `now` in ns, default the latest event; a second or so should lie between two looks. One who must not be kept
-        waiting reads with `gather`, lets another thread `judge`, and has the answer taken in by `take`.
+        `now` in ns, default the latest event; a second or so should lie between two looks. One who
+        must not be kept waiting reads with `gather`, lets another thread `judge`, and has the
+        answer taken in by `take`.
         """
         reading = self.gather(state, now=now)
         while True:
@@ -58,7 +64,9 @@ class LiveDiagnosis:
             except StopIteration as done:
                 return self.take(self.judge(cast(Evidence, done.value)))
 
-    def gather(self, state: TraceState, *, now: int | None = None) -> Generator[None, None, Evidence]:
+    def gather(
+        self, state: TraceState, *, now: int | None = None
+    ) -> Generator[None, None, Evidence]:
         """Read the last window of `state`, a millisecond or two at a time."""
         at = state.now if now is None else now
         return gather(state, now=at, since=max(state.began, at - self._window))

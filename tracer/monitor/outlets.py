@@ -1,7 +1,9 @@
-"""What leaves a viewer beside its screen or its summary: a metrics endpoint, metrics that are sent, alerts.
+"""What leaves a viewer beside its screen or its summary: a metrics endpoint, metrics that are sent,
+alerts.
 
-`Outlets.open` makes what the options ask for, so that a port that is taken or a file that is wrong is known before an
-engine is started; `run` lets it work beside whatever folds events into the state.
+`Outlets.open` makes what the options ask for, so that a port that is taken or a file that is wrong
+is known before an engine is started; `run` lets it work beside whatever folds events into the
+state.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ class Outlets:
         return bool(self.alerts or self.endpoint or self.pusher)
 
     def families(self, state: TraceState, now: int | None = None) -> Sequence[Family]:
-        """All metrics of the state at `now` (ns; None: at its end), those of the machine and of the alerts included."""
+        """All metrics of the state at `now` (ns; None: at its end), those of the machine and of the
+        alerts included."""
         from tracer.export.metrics import families
 
         found = families(state, now)
@@ -88,10 +91,16 @@ class Outlets:
     async def run(self, state: TraceState, now: Callable[[], int] = clock.now) -> None:
         """Serve, send and watch `state`, whose time is `now` (ns), until cancelled."""
         if self.endpoint is not None:
-            self.endpoint.answer_from(lambda: self.families(state, now()), asyncio.get_running_loop())
+            self.endpoint.answer_from(
+                lambda: self.families(state, now()), asyncio.get_running_loop()
+            )
         tasks = []
         if self.pusher is not None:
-            tasks.append(asyncio.create_task(self.pusher.run(lambda: (self.families(state, now()), _began(state)))))
+            tasks.append(
+                asyncio.create_task(
+                    self.pusher.run(lambda: (self.families(state, now()), _began(state)))
+                )
+            )
         if self.hardware is not None:
             tasks.append(asyncio.create_task(self.hardware.run(state)))
         try:
@@ -131,5 +140,7 @@ class Outlets:
 
 def _began(state: TraceState) -> int:
     """Begin of the trace in ns since the epoch."""
-    anchors = (source.header.anchor for source in state.sources.values() if source.header is not None)
+    anchors = (
+        source.header.anchor for source in state.sources.values() if source.header is not None
+    )
     return next(anchors, None or ClockAnchor.take()).to_wall(state.began or clock.now())

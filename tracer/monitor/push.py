@@ -1,4 +1,5 @@
-"""Sends the metrics to an OpenTelemetry collector, again and again: OTLP over HTTP, encoded as protobuf."""
+"""Sends the metrics to an OpenTelemetry collector, again and again: OTLP over HTTP, encoded as
+protobuf."""
 
 from __future__ import annotations
 
@@ -40,20 +41,32 @@ def target_of(text: str) -> str:
     except ValueError:
         good = False
     if not good or not text.isprintable():
-        raise MetricsError(f"{text!r} is no address to send metrics to; for example http://127.0.0.1:4318")
-    return urllib.parse.urlunsplit(parts._replace(path=parts.path if parts.path not in ("", "/") else PATH))
+        raise MetricsError(
+            f"{text!r} is no address to send metrics to; for example http://127.0.0.1:4318"
+        )
+    return urllib.parse.urlunsplit(
+        parts._replace(path=parts.path if parts.path not in ("", "/") else PATH)
+    )
 
 
 def headers_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """What ``OTEL_EXPORTER_OTLP_METRICS_HEADERS`` or ``OTEL_EXPORTER_OTLP_HEADERS`` (``k=v,k=v``) adds."""
-    given = environment.get("OTEL_EXPORTER_OTLP_METRICS_HEADERS") or environment.get("OTEL_EXPORTER_OTLP_HEADERS", "")
+    """What ``OTEL_EXPORTER_OTLP_METRICS_HEADERS`` or ``OTEL_EXPORTER_OTLP_HEADERS`` (``k=v,k=v``)
+    adds."""
+    given = environment.get("OTEL_EXPORTER_OTLP_METRICS_HEADERS") or environment.get(
+        "OTEL_EXPORTER_OTLP_HEADERS", ""
+    )
     pairs = [pair.partition("=") for pair in given.split(",") if "=" in pair]
-    return {name.strip(): urllib.parse.unquote(value.strip()) for name, _, value in pairs if name.strip()}
+    return {
+        name.strip(): urllib.parse.unquote(value.strip())
+        for name, _, value in pairs
+        if name.strip()
+    }
 
 
 class Pusher:
-    """Sends to `url` every `period_s` while it runs, and once more at the end. `say` gets a sentence when a sending
-    fails for the first time, and when one succeeds again; nothing else comes of it.
+    """Sends to `url` every `period_s` while it runs, and once more at the end. `say` gets a
+    sentence when a sending fails for the first time, and when one succeeds again; nothing else
+    comes of it.
 
     Raises MetricsError for no address, MissingExtraError without opentelemetry-proto.
     """
@@ -72,12 +85,16 @@ class Pusher:
         self._failing = False
         self._period_s = _period(environment) if period_s is None else period_s
         self._headers = {
-            **headers_of(environment), "Content-Type": "application/x-protobuf", "User-Agent": f"tracer/{__version__}",
-        }  # fmt: skip
+            **headers_of(environment),
+            "Content-Type": "application/x-protobuf",
+            "User-Agent": f"tracer/{__version__}",
+        }
         self._resource = {
-            "service.name": environment.get("OTEL_SERVICE_NAME", "tracer"), "host.name": platform.node(),
-            "service.instance.id": f"{platform.node()}:{os.getpid()}", "service.version": __version__,
-        }  # fmt: skip
+            "service.name": environment.get("OTEL_SERVICE_NAME", "tracer"),
+            "host.name": platform.node(),
+            "service.instance.id": f"{platform.node()}:{os.getpid()}",
+            "service.version": __version__,
+        }
 
     async def run(self, read: Read) -> None:
         """Send what `read` gives until cancelled."""
@@ -105,7 +122,8 @@ class Pusher:
             self._say(f"metrics go to {self.url} again")
 
     def _post(self, body: bytes, patience_s: float) -> None:
-        request = urllib.request.Request(self.url, body, self._headers, method="POST")  # http or https, by `target_of`
+        # http or https, by `target_of`
+        request = urllib.request.Request(self.url, body, self._headers, method="POST")
         with urllib.request.urlopen(request, timeout=patience_s) as answer:
             answer.read(65_536)
 

@@ -1,7 +1,8 @@
 """Bookmarks of a trace file, kept beside it: what was recorded stays as it was.
 
-``slow.trace`` has them in ``slow.trace.marks``, JSON: ``{"marks": [{"at_ns": …, "text": …}]}`` with instants of the
-trace's own clock. Whoever passes a trace on can pass its marks on too, or leave them out.
+``slow.trace`` has them in ``slow.trace.marks``, JSON: ``{"marks": [{"at_ns": …, "text": …}]}`` with
+instants of the trace's own clock. Whoever passes a trace on can pass its marks on too, or leave
+them out.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def place_of(trace: Path) -> Path:
 
 
 def read(trace: Path) -> list[Mark]:
-    """The bookmarks of a trace file; none when it has none. Raises BookmarkError for a file that is no such thing."""
+    """The bookmarks of a trace file; none when it has none. Raises BookmarkError for a file that is
+    no such thing."""
     path = place_of(trace)
     try:
         content = regular_file.read(path, _MOST_BYTES + 1)

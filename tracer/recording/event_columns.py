@@ -1,10 +1,12 @@
-"""Events in columns: how a viewer records them, two thirds of the size of rows and as quick to read.
+"""Events in columns: how a viewer records them, two thirds of the size of rows and as quick to
+read.
 
-Events of one kind lie field by field. A column of numbers is written as what is left of it after the best of a few
-guesses (the row before, the column before, the last row of the same request, …), in planes: all lowest bytes first,
-then the next ones. What zstd finds in rows are repeated words; here it finds how few values each byte takes.
-What columns cannot tell exactly (a number beyond 64 bits, a field of another type) is written in rows instead, so
-that a reader gets the same either way. An engine, which has no numpy from us, writes rows.
+Events of one kind lie field by field. A column of numbers is written as what is left of it after
+the best of a few guesses (the row before, the column before, the last row of the same request, …),
+in planes: all lowest bytes first, then the next ones. What zstd finds in rows are repeated words;
+here it finds how few values each byte takes. What columns cannot tell exactly (a number beyond 64
+bits, a field of another type) is written in rows instead, so that a reader gets the same either
+way. An engine, which has no numpy from us, writes rows.
 """
 
 from __future__ import annotations
@@ -29,10 +31,11 @@ MOST: Final = 1 << 16
 """Events in one frame; a writer of ours puts a thousand in it."""
 
 _AS_IT_IS, _ROW, _COLUMN, _INSTANT, _KEY = range(5)
-"""What a number is written less of: nothing, the one in the row before, that in the column of numbers before, the
-event's instant, the one in the last row with the same first column."""
+"""What a number is written less of: nothing, the one in the row before, that in the column of
+numbers before, the event's instant, the one in the last row with the same first column."""
 _STRIDES: Final = {1: 1, 5: 2, 6: 3, 7: 6}
-"""For packed lists of numbers: mode → how far back the number is that this one is written less of."""
+"""For packed lists of numbers: mode → how far back the number is that this one is written less
+of."""
 
 _POSITIVE: Final = np.int64((1 << 63) - 1)
 
@@ -40,13 +43,16 @@ Ints = npt.NDArray[np.int64]
 
 
 class Columns(msgspec.Struct, array_like=True, tag=TAG):
-    """Frame of an events block. `seq` as in `Batch`; for each event its place in `types` in `kinds`.
+    """Frame of an events block. `seq` as in `Batch`; for each event its place in `types` in
+    `kinds`.
 
-    `types`: tag, and for each field behind `t` a letter: ``i`` number, ``o`` truth, ``s`` text, ``b`` packed numbers,
-    ``r`` other bytes. The columns of numbers are, in order: `t` of all events; for each type and field a column for
-    ``i`` and ``o``, and two for ``b``: its length in bytes, and its numbers of 32 bits, as many as `words` says.
-    `modes` has a byte for each: how it is written (high four bits), and its width in bytes (low four). `planes` holds
-    them, those of width 1 first; of each width the lowest bytes of all columns first. Numbers are zigzagged: 0, -1, 1 …
+    `types`: tag, and for each field behind `t` a letter: ``i`` number, ``o`` truth, ``s`` text,
+    ``b`` packed numbers, ``r`` other bytes. The columns of numbers are, in order: `t` of all
+    events; for each type and field a column for ``i`` and ``o``, and two for ``b``: its length in
+    bytes, and its numbers of 32 bits, as many as `words` says. `modes` has a byte for each: how it
+    is written (high four bits), and its width in bytes (low four). `planes` holds them, those of
+    width 1 first; of each width the lowest bytes of all columns first. Numbers are zigzagged: 0,
+    -1, 1 …
     """
 
     seq: int
@@ -70,7 +76,10 @@ def _kinds() -> dict[int, tuple[type[Any], str]]:
     found: dict[int, tuple[type[Any], str]] = {}
     for kind in AnyEvent.__args__:
         tag = kind.__struct_config__.tag
-        found[tag] = (kind, "".join(letters[field.type] for field in msgspec.structs.fields(kind)[1:]))
+        found[tag] = (
+            kind,
+            "".join(letters[field.type] for field in msgspec.structs.fields(kind)[1:]),
+        )
     return found
 
 
@@ -81,12 +90,12 @@ def _shape(kind: type[Event]) -> tuple[int, str]:
     return tag, _kinds()[tag][1]
 
 
-# --- writing ----------------------------------------------------------------------------------------------------------
+# --- writing --------------------------------------------------------------------------------------
 
 
 def encode(seq: int, events: list[Event]) -> list[bytes]:
-    """Frames of `events`, the first one numbered `seq`: one in columns, or rows where that is not possible or not
-    worth while. Never raises for what an event holds."""
+    """Frames of `events`, the first one numbered `seq`: one in columns, or rows where that is not
+    possible or not worth while. Never raises for what an event holds."""
     if FEWEST <= len(events) <= MOST:
         try:
             payload = _encoder.encode(_Writer(events).columns(seq))
@@ -98,7 +107,8 @@ def encode(seq: int, events: list[Event]) -> list[bytes]:
 
 
 class _Writer:
-    """Makes columns of some events. Raises TypeError, ValueError, OverflowError or LookupError where they are none."""
+    """Makes columns of some events. Raises TypeError, ValueError, OverflowError or LookupError
+    where they are none."""
 
     def __init__(self, events: list[Event]) -> None:
         self._events = events
@@ -116,10 +126,19 @@ class _Writer:
         kinds = bytes([places[type(event)] for event in self._events])
         instants = _integers([event.t for event in self._events])
         self._put(_ROW, np.diff(instants, prepend=0))
-        types = [self._type(kind, list(zip(*of_kind, strict=True))) for kind, of_kind in rows.items()]
+        types = [
+            self._type(kind, list(zip(*of_kind, strict=True))) for kind, of_kind in rows.items()
+        ]
         return Columns(
-            seq, kinds, types, self._words, bytes(self._modes), self._planes(), self._texts, self._blobs
-        )  # fmt: skip
+            seq,
+            kinds,
+            types,
+            self._words,
+            bytes(self._modes),
+            self._planes(),
+            self._texts,
+            self._blobs,
+        )
 
     def _type(self, kind: type[Event], columns: list[tuple[Any, ...]]) -> tuple[int, str]:
         tag, letters = _shape(kind)
@@ -143,9 +162,15 @@ class _Writer:
             told += letter
         return tag, told
 
-    def _best(self, values: Ints, before: Ints | None, instants: Ints, order: npt.NDArray[np.intp] | None) -> None:
+    def _best(
+        self, values: Ints, before: Ints | None, instants: Ints, order: npt.NDArray[np.intp] | None
+    ) -> None:
         """Put a column of numbers as the guess tells it best."""
-        guesses = [(_AS_IT_IS, values), (_ROW, np.diff(values, prepend=0)), (_INSTANT, values - instants)]
+        guesses = [
+            (_AS_IT_IS, values),
+            (_ROW, np.diff(values, prepend=0)),
+            (_INSTANT, values - instants),
+        ]
         if before is not None:
             guesses.append((_COLUMN, values - before))
         if order is not None:
@@ -181,7 +206,11 @@ class _Writer:
     def _planes(self) -> bytes:
         parts: list[bytes] = []
         for width in range(1, 9):
-            same = [column for mode, column in zip(self._modes, self._numbers, strict=True) if mode & 15 == width]
+            same = [
+                column
+                for mode, column in zip(self._modes, self._numbers, strict=True)
+                if mode & 15 == width
+            ]
             if same:
                 joined = np.concatenate(same).astype("<i8")
                 parts.append(joined.view(np.uint8).reshape(-1, 8).T[:width].tobytes())
@@ -189,9 +218,12 @@ class _Writer:
 
 
 def _integers(values: Sequence[Any], kind: type[Any] = int) -> Ints:
-    """Values of this type, enumerations included, as an array; raises TypeError or OverflowError."""
+    """Values of this type, enumerations included, as an array; raises TypeError or
+    OverflowError."""
     kinds = set(map(type, values))
-    if kinds != {kind} and (kind is bool or bool in kinds or not all(issubclass(found, kind) for found in kinds)):
+    if kinds != {kind} and (
+        kind is bool or bool in kinds or not all(issubclass(found, kind) for found in kinds)
+    ):
         raise TypeError("other numbers")
     return np.array(values, np.int64)
 
@@ -201,22 +233,23 @@ def _bits(guess: tuple[int, Ints]) -> float:
     return float(np.log2(1.0 + np.abs(guess[1].astype(np.float64))).sum())
 
 
-# --- reading ----------------------------------------------------------------------------------------------------------
+# --- reading --------------------------------------------------------------------------------------
 
 
 def decode(payload: bytes, only: type[Event] | None = None) -> tuple[Batch, int]:
-    """The events of a frame in columns, and how many of them this version does not know. With `only` no others are
-    made, and the batch holds these alone.
+    """The events of a frame in columns, and how many of them this version does not know. With
+    `only` no others are made, and the batch holds these alone.
 
-    Raises FrameError for anything that is no such frame. What it makes is no larger than the frame by more than rows
-    would be: every number takes a byte in it at least.
+    Raises FrameError for anything that is no such frame. What it makes is no larger than the frame
+    by more than rows would be: every number takes a byte in it at least.
     """
     try:
         return _read(_decoder.decode(payload), only)
     except FrameError:
         raise
     except (
-        msgspec.MsgspecError, ValueError, TypeError, LookupError, OverflowError, RecursionError, StopIteration,
+        msgspec.MsgspecError, ValueError, TypeError, LookupError,
+        OverflowError, RecursionError, StopIteration,
     ) as error:  # fmt: skip
         raise FrameError(f"damaged columns: {error}") from None
 
@@ -256,7 +289,9 @@ def _read(frame: Columns, only: type[Event] | None) -> tuple[Batch, int]:
         modes = [mode >> 4 for mode in frame.modes[firsts[place] : end]]
         own = every[firsts[place] : end] if only is None else numbers.columns(firsts[place], end)
         of_kind = instants[kinds == place]
-        columns = _columns(letters, of_kind, iter(modes), iter(own), iter(own_texts), iter(own_blobs))
+        columns = _columns(
+            letters, of_kind, iter(modes), iter(own), iter(own_texts), iter(own_blobs)
+        )
         events: list[Any] = list(map(kind, *columns[: len(expected) + 1]))
         if {*map(len, columns)} != {counts[place]}:
             raise FrameError("columns of different length")
@@ -264,12 +299,15 @@ def _read(frame: Columns, only: type[Event] | None) -> tuple[Batch, int]:
             return Batch(frame.seq, events), 0
         made.append(iter(events))
     if unknown:
-        return Batch(frame.seq, [next(known) for place in frame.kinds if (known := made[place]) is not None]), unknown
+        return Batch(
+            frame.seq, [next(known) for place in frame.kinds if (known := made[place]) is not None]
+        ), unknown
     return Batch(frame.seq, [next(made[place]) for place in frame.kinds]), 0  # type: ignore[arg-type]
 
 
 def _fits(letters: str, expected: str) -> bool:
-    """Whether fields are those of the type that we know: later versions may have more, earlier ones had fewer."""
+    """Whether fields are those of the type that we know: later versions may have more, earlier ones
+    had fewer."""
     return all(a == b or (a, b) == ("r", "b") for a, b in zip(letters, expected, strict=False))
 
 
@@ -315,9 +353,13 @@ class _Numbers:
 
 
 def _columns(
-    letters: str, instants: Ints, modes: Iterator[int], numbers: Iterator[Ints], texts: Iterator[list[str]],
+    letters: str,
+    instants: Ints,
+    modes: Iterator[int],
+    numbers: Iterator[Ints],
+    texts: Iterator[list[str]],
     blobs: Iterator[list[bytes]],
-) -> list[list[Any]]:  # fmt: skip
+) -> list[list[Any]]:
     """The columns of one type, `t` first."""
     found: list[list[Any]] = [instants.tolist()]
     before: Ints | None = None
@@ -374,4 +416,7 @@ def _cut(joined: bytes, lengths: list[int]) -> list[bytes]:
     if not joined:
         return [b""] * len(lengths)
     ends = accumulate(lengths)
-    return [joined[end - length : end] if length else b"" for length, end in zip(lengths, ends, strict=True)]
+    return [
+        joined[end - length : end] if length else b""
+        for length, end in zip(lengths, ends, strict=True)
+    ]

@@ -1,7 +1,8 @@
-"""The evidence of a live finding: the last minutes of what is shown, kept so that a key can write them down.
+"""The evidence of a live finding: the last minutes of what is shown, kept so that a key can write
+them down.
 
-Where a flight recorder runs (``--flight-recorder``) its ring is used; else one of our own, which keeps two minutes and
-decides nothing.
+Where a flight recorder runs (``--flight-recorder``) its ring is used; else one of our own, which
+keeps two minutes and decides nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ MAX_BYTES: Final = 16 * 1024 * 1024
 
 
 class EvidenceRing:
-    """Keeps what `bus` carries and writes it when asked. `on_note` gets a sentence once a file is there, or cannot be.
+    """Keeps what `bus` carries and writes it when asked. `on_note` gets a sentence once a file is
+    there, or cannot be.
 
     `flight` is a flight recorder that runs anyway.
     """
@@ -53,7 +55,8 @@ class EvidenceRing:
                 await self._flight.run(self._bus.subscribe(from_before=True))
 
     async def write(self, rule: str, start: int, end: int | None) -> str:
-        """Have what is kept written, because of a finding of `rule`; what comes of it, in one sentence."""
+        """Have what is kept written, because of a finding of `rule`; what comes of it, in one
+        sentence."""
         if self._given:
             self._flight.trigger(f"finding {rule}")
             return "the flight recorder writes its last minutes …"

@@ -1,7 +1,8 @@
 """A part of a trace file as a small trace file of its own.
 
-It begins with what is still true there, as a viewer that attached then would have been told it (`engine_hooks.protocol.attach_state`), so
-that requests that run already are whole in it, but for the times of steps long ago.
+It begins with what is still true there, as a viewer that attached then would have been told it
+(`engine_hooks.protocol.attach_state`), so that requests that run already are whole in it, but for
+the times of steps long ago.
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ _MOST_FILES: Final = 1_000
 """Excerpts of one name."""
 
 
-def excerpt(trace: Path | str, target: Path, begin: int, end: int, *, mark: int | None = None, why: str = "") -> int:
-    """Write what happened from `begin` to `end` (ns of the trace's clock) to the file `target`; its size in bytes.
+def excerpt(
+    trace: Path | str, target: Path, begin: int, end: int, *, mark: int | None = None, why: str = ""
+) -> int:
+    """Write what happened from `begin` to `end` (ns of the trace's clock) to the file `target`; its
+    size in bytes.
 
-    `mark` is an instant to mark in it, `why` a word for that. The text of requests is in it when it is in the trace.
-    Raises TraceFileError for a file that is none or cannot be written.
+    `mark` is an instant to mark in it, `why` a word for that. The text of requests is in it when it
+    is in the trace. Raises TraceFileError for a file that is none or cannot be written.
     """
     with TraceFile(trace) as source:
         known: dict[str, tuple[Header | None, Retained]] = {}
@@ -57,9 +61,14 @@ def excerpt(trace: Path | str, target: Path, begin: int, end: int, *, mark: int 
         first = source.blocks[place].first
         maker = BlockMaker(with_text=source.with_text, began=first)
         maker.due = first
-        maker.seqs = {name: check.expected for name, check in checks.items() if check.expected is not None}
+        maker.seqs = {
+            name: check.expected for name, check in checks.items() if check.expected is not None
+        }
         file = BlockFile(target, with_text=source.with_text)
-        told = [Delivery(name, header, retained.snapshot()) for name, (header, retained) in known.items()]
+        told = [
+            Delivery(name, header, retained.snapshot())
+            for name, (header, retained) in known.items()
+        ]
         for made in maker.make_known(told):
             file.put(made)
         for block in source.blocks[place:]:
@@ -78,8 +87,8 @@ def excerpt(trace: Path | str, target: Path, begin: int, end: int, *, mark: int 
 
 
 def around(start: int, end: int | None, last: int) -> tuple[int, int]:
-    """Begin and end of an excerpt that shows something that lasted from `start` to `end` (ns; None: until `last`): some
-    seconds before it, and no more than its first two minutes."""
+    """Begin and end of an excerpt that shows something that lasted from `start` to `end` (ns; None:
+    until `last`): some seconds before it, and no more than its first two minutes."""
     stop = last if end is None else end
     return start - BEFORE_NS, min(stop + AFTER_NS, start + MOST_NS)
 
@@ -102,14 +111,17 @@ class Excerpts:
         target = unused(folder / f"{self._trace.stem}-{rule}.trace")
         begin, stop = around(start, end, self._last)
         try:
-            size = await asyncio.to_thread(excerpt, self._trace, target, begin, stop, mark=start, why=rule)
+            size = await asyncio.to_thread(
+                excerpt, self._trace, target, begin, stop, mark=start, why=rule
+            )
         except (OSError, TraceFileError) as error:
             return str(error)
         return f"evidence: {size / 1e3:,.0f} kB in {target}"
 
 
 def evidence_folder() -> Path | None:
-    """The working folder, or the cache folder where that may not be written to; None when neither may."""
+    """The working folder, or the cache folder where that may not be written to; None when neither
+    may."""
     for folder in (Path.cwd(), user_cache_path("tracer")):
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,10 @@
 """The flight recorder: the last minutes in memory, and into a file when something happens.
 
-Like an aeroplane's it always runs and costs next to nothing: blocks as a file has them, packed, in a ring that is
-bounded in time and in bytes. When a rule fires (`tracer.recording.triggers`), or someone asks, the ring is written and what
-follows is added for a while. The begin of the ring is made whole with what a viewer that attached then would have
-been told (`engine_hooks.protocol.attach_state`).
+Like an aeroplane's it always runs and costs next to nothing: blocks as a file has them, packed, in
+a ring that is bounded in time and in bytes. When a rule fires (`tracer.recording.triggers`), or
+someone asks, the ring is written and what follows is added for a while. The begin of the ring is
+made whole with what a viewer that attached then would have been told
+(`engine_hooks.protocol.attach_state`).
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from tracer.recording.triggers import Rule
 from tracer.state.trace_state import TraceState
 
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""Packed events in memory: over an hour of a busy engine. Beyond it the oldest go, and less than the minutes asked for
-is kept."""
+"""Packed events in memory: over an hour of a busy engine. Beyond it the oldest go, and less than
+the minutes asked for is kept."""
 
 GROUP_NS: Final = 10 * NS_PER_S
 """The ring loses its oldest part in pieces of this length."""
@@ -39,7 +40,8 @@ AFTER_S: Final = 10.0
 """How long is recorded after what happened."""
 
 MOST_FILES: Final = 20
-"""Files written by rules; what somebody asks for is always written. A rule that flaps shall not fill the disk."""
+"""Files written by rules; what somebody asks for is always written. A rule that flaps shall not
+fill the disk."""
 
 _RESERVED: Final = 100_000
 """Block numbers kept free for what goes before the ring in a file."""
@@ -50,8 +52,8 @@ _LIVE: Final = 3600 * NS_PER_S
 
 @dataclass(slots=True)
 class _Group:
-    """A piece of the ring. `known` is what was true at its begin: headers and events of each source; at the instant
-    `begin` (ns) its first block goes on, with the events numbered `seqs`."""
+    """A piece of the ring. `known` is what was true at its begin: headers and events of each
+    source; at the instant `begin` (ns) its first block goes on, with the events numbered `seqs`."""
 
     known: list[Delivery]
     begin: int
@@ -63,9 +65,10 @@ class _Group:
 class FlightRecorder:
     """Keeps the last `minutes` of what it is given and writes them when one of `rules` fires.
 
-    `path` is a folder, or a file to whose name the time is added. `after_s` seconds after what happened are written
-    too. `on_written` gets each file, once it is complete, and why; `on_error` one sentence when one cannot be written.
-    `now` is the clock (ns). Not to be used by two threads at once; nothing here raises.
+    `path` is a folder, or a file to whose name the time is added. `after_s` seconds after what
+    happened are written too. `on_written` gets each file, once it is complete, and why; `on_error`
+    one sentence when one cannot be written. `now` is the clock (ns). Not to be used by two threads
+    at once; nothing here raises.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class FlightRecorder:
         self._by_rules = 0
         self._next = -1
 
-    # --- feeding ------------------------------------------------------------------------------------------------------
+    # --- feeding ----------------------------------------------------------------------------------
 
     def take(self, delivery: Delivery) -> None:
         """Take a delivery in."""
@@ -130,7 +133,8 @@ class FlightRecorder:
         asyncio.get_running_loop().add_signal_handler(number, self.trigger, number.name)
 
     async def run(self, deliveries: AsyncIterator[Delivery]) -> None:
-        """Take a subscription in until it ends, or until cancelled; what is being written then is completed."""
+        """Take a subscription in until it ends, or until cancelled; what is being written then is
+        completed."""
         working = asyncio.create_task(self._work_regularly())
         try:
             async for delivery in deliveries:
@@ -158,12 +162,14 @@ class FlightRecorder:
         self.work()
         self._complete()
 
-    # --- every second -------------------------------------------------------------------------------------------------
+    # --- every second -----------------------------------------------------------------------------
 
     def work(self, pending: list[Delivery] | None = None) -> None:
-        """Make a block of what came (of `pending`, where that was taken by another thread), keep it, ask the rules, and
-        write."""
-        for made in self._maker.make(self._maker.take() if pending is None else pending, self._now()):
+        """Make a block of what came (of `pending`, where that was taken by another thread), keep
+        it, ask the rules, and write."""
+        for made in self._maker.make(
+            self._maker.take() if pending is None else pending, self._now()
+        ):
             if not self._groups or made.last - self._groups[-1].begin >= GROUP_NS:
                 self._begin_group(made)
             group = self._groups[-1]
@@ -215,7 +221,7 @@ class FlightRecorder:
         while len(groups) > 1 and self.size > self._max_bytes:
             groups.popleft()
 
-    # --- writing ------------------------------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------
 
     def _decide(self) -> None:
         ours = self._now()
@@ -225,7 +231,9 @@ class FlightRecorder:
             snapshot = self.state.snapshot(now=at, limit=0)
             fired = [reason for rule in self.rules if (reason := rule.fires(self.state, snapshot))]
         asked = [self._asked.popleft() for _ in range(len(self._asked))]
-        for reason, by_rule in [(reason, False) for reason in asked] + [(reason, True) for reason in fired]:
+        for reason, by_rule in [(reason, False) for reason in asked] + [
+            (reason, True) for reason in fired
+        ]:
             if self._file is not None:  # it is being written: longer, then, and with another mark
                 self._until = ours + self._after_ns
                 self._file.put(mark_block(self._maker, self._maker.due, reason))

@@ -1,8 +1,8 @@
 """Recording what a live screen shows, from a key press on.
 
-The file begins with what is still true when the key is pressed, as a viewer that attached then would have been told it
-(`Bus.subscribe`), so that requests that run already are whole in it. It goes by the time into the working folder, or
-where that may not be written to into the cache folder.
+The file begins with what is still true when the key is pressed, as a viewer that attached then
+would have been told it (`Bus.subscribe`), so that requests that run already are whole in it. It
+goes by the time into the working folder, or where that may not be written to into the cache folder.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _MOST_FILES: Final = 1_000
 class LiveRecording:
     """Starts and stops recordings of what `bus` carries; the bus has to `retain`.
 
-    `given` is a recording that goes on anyway (``--record``), `flight` a flight recorder that runs beside. `on_note`
-    gets a sentence whenever something becomes known that nobody asked for just then. To be used in the event loop.
+    `given` is a recording that goes on anyway (``--record``), `flight` a flight recorder that runs
+    beside. `on_note` gets a sentence whenever something becomes known that nobody asked for just
+    then. To be used in the event loop.
     """
 
     def __init__(
@@ -78,7 +79,8 @@ class LiveRecording:
         return self._start()
 
     async def stop(self) -> str:
-        """End the recording that the key has started, if any; what there is now, in one sentence."""
+        """End the recording that the key has started, if any; what there is now, in one
+        sentence."""
         recorder, self._recorder = self._recorder, None
         writing, self._writing = self._writing, None
         if recorder is None or writing is None:
@@ -102,9 +104,11 @@ class LiveRecording:
                 folder = place()  # the working folder may be gone
                 folder.mkdir(parents=True, exist_ok=True)
                 recorder = Recorder(
-                    _unused(folder / f"tracer-{moment:%Y%m%d-%H%M%S}.trace"), with_text=self._with_text,
-                    keyframes=Keyframer(), on_error=self._note,
-                )  # fmt: skip
+                    _unused(folder / f"tracer-{moment:%Y%m%d-%H%M%S}.trace"),
+                    with_text=self._with_text,
+                    keyframes=Keyframer(),
+                    on_error=self._note,
+                )
             except TraceFileError as error:
                 refused = refused or str(error)
             except OSError as error:
@@ -116,7 +120,8 @@ class LiveRecording:
         return refused
 
     async def _write(self, recorder: Recorder) -> None:
-        """Until it is stopped, or there is nothing more to record, or nothing can be written any more."""
+        """Until it is stopped, or there is nothing more to record, or nothing can be written any
+        more."""
         await recorder.run(self._bus.subscribe(from_before=True))
         if self._recorder is recorder:
             self._recorder = self._writing = None

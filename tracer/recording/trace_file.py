@@ -1,8 +1,9 @@
 """Reading a trace file: what is in it, block by block, and the state that it tells.
 
-A file comes from anywhere: cut short, damaged, made up, or written by another version. It is read up to and around
-what is wrong with it, and what is missing is said, in `TraceFile.problems` and as gaps in the events; a file that
-cannot be read at all raises TraceFileError, one sentence. Nothing is allocated that a checked header does not bound.
+A file comes from anywhere: cut short, damaged, made up, or written by another version. It is read
+up to and around what is wrong with it, and what is missing is said, in `TraceFile.problems` and as
+gaps in the events; a file that cannot be read at all raises TraceFileError, one sentence. Nothing
+is allocated that a checked header does not bound.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ _mark: Final = msgspec.msgpack.Decoder(Mark)
 
 
 class TraceFile:
-    """A trace file, open for reading. `deliveries` tells it from the begin; close it when done, or use it in a `with`.
+    """A trace file, open for reading. `deliveries` tells it from the begin; close it when done, or
+    use it in a `with`.
 
     Raises TraceFileError when there is nothing in it to read.
     """
@@ -113,10 +115,15 @@ class TraceFile:
     def __enter__(self) -> TraceFile:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()
 
-    # --- what is in it ------------------------------------------------------------------------------------------------
+    # --- what is in it ----------------------------------------------------------------------------
 
     @property
     def begin(self) -> int:
@@ -144,7 +151,8 @@ class TraceFile:
         return marks
 
     def block_at(self, t: int) -> int:
-        """Place in `blocks` of the one in which the instant `t` (ns) lies: the last that begins at or before it."""
+        """Place in `blocks` of the one in which the instant `t` (ns) lies: the last that begins at
+        or before it."""
         return max(0, bisect_right(self.blocks, t, key=lambda block: block.first) - 1)
 
     def content(self, block: Block) -> bytes | None:
@@ -179,12 +187,20 @@ class TraceFile:
     def read_only(self, block: Block, kind: type[Event]) -> list[Delivery]:
         """As `read`, with the events of one kind alone: quicker where they lie in columns."""
         return [
-            Delivery(told.source, told.header, [event for event in told.events if type(event) is kind], told.unknown)
+            Delivery(
+                told.source,
+                told.header,
+                [event for event in told.events if type(event) is kind],
+                told.unknown,
+            )
             for told, _ in self._parts(block, kind)
         ]
 
-    def deliveries(self, start: int = 0, checks: dict[str, SequenceCheck] | None = None) -> Iterator[Delivery]:
-        """All deliveries from the block at place `start` on. What is missing between them is a `Gap` event in place.
+    def deliveries(
+        self, start: int = 0, checks: dict[str, SequenceCheck] | None = None
+    ) -> Iterator[Delivery]:
+        """All deliveries from the block at place `start` on. What is missing between them is a
+        `Gap` event in place.
 
         `checks` knows the number of the next event of each source, and is kept up to date.
         """
@@ -193,14 +209,17 @@ class TraceFile:
             yield from self.checked(block, checks)
 
     def checked(self, block: Block, checks: dict[str, SequenceCheck]) -> list[Delivery]:
-        """The deliveries in a block with gaps where events are missing before them; see `deliveries`."""
+        """The deliveries in a block with gaps where events are missing before them; see
+        `deliveries`."""
         found: list[Delivery] = []
         for delivery, batch in self._parts(block):
             if batch is not None:
                 check = checks.setdefault(delivery.source, SequenceCheck())
                 missing = check.missed(batch, delivery.unknown)
                 if 0 < missing <= MAX_GAP and delivery.events:
-                    delivery.events.insert(0, Gap(delivery.events[0].t, missing, "the file is damaged here"))
+                    delivery.events.insert(
+                        0, Gap(delivery.events[0].t, missing, "the file is damaged here")
+                    )
             found.append(delivery)
         return found
 
@@ -211,9 +230,11 @@ class TraceFile:
                 self.read(block)
         return self.problems
 
-    # --- blocks -------------------------------------------------------------------------------------------------------
+    # --- blocks -----------------------------------------------------------------------------------
 
-    def _parts(self, block: Block, only: type[Event] | None = None) -> list[tuple[Delivery, Batch | None]]:
+    def _parts(
+        self, block: Block, only: type[Event] | None = None
+    ) -> list[tuple[Delivery, Batch | None]]:
         """What is in a block, and the batch that each delivery was; see `read_only`."""
         content = self.content(block)
         if content is None:
@@ -235,7 +256,12 @@ class TraceFile:
                     speaker = _speaker.decode(payload)
                     if speaker.header is not None:
                         self._check_schema(speaker.header)
-                    found.append((Delivery(speaker.source, speaker.header, [], max(0, speaker.unknown)), None))
+                    found.append(
+                        (
+                            Delivery(speaker.source, speaker.header, [], max(0, speaker.unknown)),
+                            None,
+                        )
+                    )
                     continue
                 frame: Hello | Batch
                 if payload[1:2] == _COLUMNS_TAG:
@@ -253,7 +279,8 @@ class TraceFile:
     def _check_schema(self, header: Header) -> None:
         if header.schema > SCHEMA_VERSION:
             raise TraceFileError(
-                f"{self.path} was written by a newer tracer (schema {header.schema}, this one reads up to "
+                f"{self.path} was written by a newer tracer (schema {header.schema}, this one "
+                "reads up to "
                 f"{SCHEMA_VERSION}): upgrade"
             )
 
@@ -265,13 +292,15 @@ class TraceFile:
                 offset, size = offset + len(part), size - len(part)
             return parts[0] if len(parts) == 1 else b"".join(parts)
         except OSError as error:
-            raise TraceFileError(f"cannot read {self.path} at byte {offset:,}: {why(error)}") from None
+            raise TraceFileError(
+                f"cannot read {self.path} at byte {offset:,}: {why(error)}"
+            ) from None
 
     def _note(self, problem: str) -> None:
         if len(self.problems) < _MOST_PROBLEMS and problem not in self.problems:
             self.problems.append(problem)
 
-    # --- finding the blocks -------------------------------------------------------------------------------------------
+    # --- finding the blocks -----------------------------------------------------------------------
 
     def _begin(self) -> bool:
         try:
@@ -290,7 +319,9 @@ class TraceFile:
                 head = read_header(self._read(offset, HEADER_SIZE), 0, offset)
                 if head.kind != INDEX:
                     return False
-                index = _index.decode(read_content(head, self._read(offset + HEADER_SIZE, head.size)))
+                index = _index.decode(
+                    read_content(head, self._read(offset + HEADER_SIZE, head.size))
+                )
                 entry = 8 + HEADER_SIZE
                 for at in range(0, len(index.blocks), entry):
                     place = int.from_bytes(index.blocks[at : at + 8], "little")
@@ -358,7 +389,9 @@ class TraceFile:
         elif last is not None and last.kind == INDEX:
             self._note(f"was cut at byte {self.size:,}, behind its index: nothing is missing")
         else:
-            self._note(f"was cut at byte {self.size:,}, within a block: up to a second may be missing")
+            self._note(
+                f"was cut at byte {self.size:,}, within a block: up to a second may be missing"
+            )
 
     @property
     def being_written(self) -> bool:
@@ -386,8 +419,8 @@ class TraceFile:
             kinds[block.kind].append(block)
 
     def _put_in_order(self) -> None:
-        """Times of the blocks never go back, whatever their headers say: a place is found by halving. What comes before
-        the first event is of its time."""
+        """Times of the blocks never go back, whatever their headers say: a place is found by
+        halving. What comes before the first event is of its time."""
         reached = next((block.first for block in self.blocks if block.events), 0)
         for place, block in enumerate(self.blocks):
             first = min(max(block.first, reached), _END_OF_TIME)
@@ -397,8 +430,9 @@ class TraceFile:
         self._free_of_strays()
 
     def _free_of_strays(self) -> None:
-        """Where the times of blocks leap ahead and then stand still, their writer believed a stray stamp: they are
-        dated anew, by what is in them. A leap from which time goes on at once is one in time."""
+        """Where the times of blocks leap ahead and then stand still, their writer believed a stray
+        stamp: they are dated anew, by what is in them. A leap from which time goes on at once is
+        one in time."""
         blocks, keyframes = self.blocks, self.keyframes
         place = reached = 0
         dating = self._dates()
@@ -408,7 +442,9 @@ class TraceFile:
             first, last = blocks[place].first, blocks[place].last
             behind = bisect_right(blocks, last, place, key=lambda block: block.last)
             still = behind - place > 1
-            leaps = last - reached > LEAP if reached else still or first == last or last - first > LEAP
+            leaps = (
+                last - reached > LEAP if reached else still or first == last or last - first > LEAP
+            )
             if leaps and (still or behind == len(blocks)):
                 dates += islice(dating, behind - len(dates))
                 begin = next((first for first, _ in dates[place:] if first), last)
@@ -426,8 +462,8 @@ class TraceFile:
                 keyframes[place] = keyframe._replace(first=end, last=end)
 
     def _dates(self) -> Iterator[tuple[int, int]]:
-        """For each block of events when the first and the last in it were known that can be believed (ns), 0 where
-        there was none so far."""
+        """For each block of events when the first and the last in it were known that can be
+        believed (ns), 0 where there was none so far."""
         believed: dict[str, Believed] = {}
         reached = 0
         for block in tuple(self.blocks):
@@ -450,10 +486,12 @@ _CUT: Final = {EVENTS: "up to a second of events is missing", INDEX: "nothing el
 
 
 def repair(path: Path | str) -> list[str]:
-    """Give a file that was cut, or not closed, an index again, and cut off what is left of its last block.
+    """Give a file that was cut, or not closed, an index again, and cut off what is left of its last
+    block.
 
-    What lies in the middle of it and cannot be read stays as it is. Returns what was wrong, a sentence each; none when
-    the file is whole. Raises TraceFileError when it cannot be read or written, or is being recorded to.
+    What lies in the middle of it and cannot be read stays as it is. Returns what was wrong, a
+    sentence each; none when the file is whole. Raises TraceFileError when it cannot be read or
+    written, or is being recorded to.
     """
     path = Path(path)
     with TraceFile(path) as trace:
@@ -470,10 +508,13 @@ def repair(path: Path | str) -> list[str]:
             if delivery.header is not None:
                 maker.sources[delivery.source] = delivery.header
         entries = b"".join(
-            block.offset.to_bytes(8, "little") + trace._read(block.offset, HEADER_SIZE) for block in blocks
+            block.offset.to_bytes(8, "little") + trace._read(block.offset, HEADER_SIZE)
+            for block in blocks
         )
     end = blocks[-1].end
-    data = b"".join(made.data for made in index_blocks(maker, entries, maker.sources.values())) + tail(end)
+    data = b"".join(
+        made.data for made in index_blocks(maker, entries, maker.sources.values())
+    ) + tail(end)
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:

@@ -1,8 +1,9 @@
 """When a flight recorder writes down what it holds: rules as text, and whether they hold now.
 
-A rule is a word (``preemption``, ``stall``, ``dead``, ``gap``, ``failed``, ``finding``) or a comparison: a latency's
-percentile over a window (``ttft_p95>2s``, ``itl_p99@10s>80ms``) or a gauge (``waiting>20``, ``kv>95%``). It fires when
-it begins to hold, and not again before it has ceased to.
+A rule is a word (``preemption``, ``stall``, ``dead``, ``gap``, ``failed``, ``finding``) or a
+comparison: a latency's percentile over a window (``ttft_p95>2s``, ``itl_p99@10s>80ms``) or a gauge
+(``waiting>20``, ``kv>95%``). It fires when it begins to hold, and not again before it has ceased
+to.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ MIN_SAMPLES: Final = 5
 
 WORDS: Final = ("preemption", "stall", "dead", "gap", "failed", "finding")
 GAUGES: Final = ("waiting", "running", "batch", "kv", "live")
-"""Requests in the queue, requests that run, members of the batch, share of KV blocks in use, requests not over."""
+"""Requests in the queue, requests that run, members of the batch, share of KV blocks in use,
+requests not over."""
 
 _COMPARISON: Final = re.compile(
     r"(?P<name>[a-z0-9]+)(?:_(?P<quantile>p50|p95|p99))?(?:@(?P<window>[0-9.]+)(?P<window_unit>s|min|m|h)?)?"
@@ -55,7 +57,8 @@ class Rule:
     def __init__(self, text: str, check: Check, *, momentary: bool = False) -> None:
         self.text = text
         self.momentary = momentary
-        """Whether it tells that something has happened since it was last asked, not that something is so."""
+        """Whether it tells that something has happened since it was last asked, not that something
+        is so."""
         self._check = check
         self._held = False
 
@@ -74,8 +77,12 @@ def parse(text: str, findings: Findings | None = None) -> Rule:
     """The rule that `text` means. `findings` is what ``finding`` asks. Raises RuleError."""
     plain = text.strip().lower()
     checks: dict[str, Check] = {
-        "preemption": _Rise("preempted"), "failed": _Failed(), "gap": _Gap(), "stall": _stall, "dead": _dead,
-    }  # fmt: skip
+        "preemption": _Rise("preempted"),
+        "failed": _Failed(),
+        "gap": _Gap(),
+        "stall": _stall,
+        "dead": _dead,
+    }
     if findings is not None:
         checks["finding"] = _NewFinding(findings)
     if plain in checks:
@@ -85,7 +92,9 @@ def parse(text: str, findings: Findings | None = None) -> Rule:
     match = _COMPARISON.fullmatch(plain)
     if match is None:
         known = ", ".join(WORDS)
-        raise RuleError(f"{text!r} is no rule; for example ttft_p95>2s, waiting>20, kv>95%, or one of {known}")
+        raise RuleError(
+            f"{text!r} is no rule; for example ttft_p95>2s, waiting>20, kv>95%, or one of {known}"
+        )
     name, quantile, value = match["name"], match["quantile"], float(match["value"])
     if name in TIMERS:
         return _latency(text, match, quantile or "p95", value)
@@ -97,7 +106,9 @@ def parse(text: str, findings: Findings | None = None) -> Rule:
         limit = value / 100 if name == "kv" and match["unit"] == "%" else value
         sign = _SIGNS[match["sign"]]
         return Rule(text, lambda _, snapshot: _gauge(name, snapshot, sign, limit, text))
-    raise RuleError(f"{text!r}: no such figure as {name}; there are {', '.join((*TIMERS, *GAUGES))}")
+    raise RuleError(
+        f"{text!r}: no such figure as {name}; there are {', '.join((*TIMERS, *GAUGES))}"
+    )
 
 
 def _latency(text: str, match: re.Match[str], quantile: str, value: float) -> Rule:
@@ -106,7 +117,9 @@ def _latency(text: str, match: re.Match[str], quantile: str, value: float) -> Ru
         raise RuleError(f"{text!r}: say {name} in ms or s")
     limit, sign = value * _MS[unit], _SIGNS[match["sign"]]
     try:
-        window = float(match["window"]) * _S[match["window_unit"] or ""] if match["window"] else WINDOW_S
+        window = (
+            float(match["window"]) * _S[match["window_unit"] or ""] if match["window"] else WINDOW_S
+        )
     except ValueError:
         raise RuleError(f"{text!r}: {match['window']} is no window") from None
 
@@ -126,7 +139,11 @@ def _gauge(
     if name == "live":
         values = [float(snapshot.live)]
     elif name == "kv":
-        values = [_kv_share(engine) for engine in snapshot.engines if engine.num_blocks and engine.used is not None]
+        values = [
+            _kv_share(engine)
+            for engine in snapshot.engines
+            if engine.num_blocks and engine.used is not None
+        ]
     else:
         values = [float(getattr(engine, name)) for engine in snapshot.engines if engine.name]
     found = [value for value in values if sign(value, limit)]
@@ -212,5 +229,3 @@ class _NewFinding:
 
 def _time(ms: float) -> str:
     return f"{ms / 1e3:.2f} s" if ms >= 1e3 else f"{ms:.1f} ms"
-
-

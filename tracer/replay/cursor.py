@@ -1,7 +1,9 @@
-"""The state at any place of a trace file: from the nearest keyframe before it, and the events from there on.
+"""The state at any place of a trace file: from the nearest keyframe before it, and the events from
+there on.
 
-The state at an instant is the fold of all events that were known by then, in the order in which they were recorded:
-what a live viewer had. A keyframe only saves folding: the state is the same without it.
+The state at an instant is the fold of all events that were known by then, in the order in which
+they were recorded: what a live viewer had. A keyframe only saves folding: the state is the same
+without it.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ NEAR_NS: Final = 2 * NS_PER_S
 """So far ahead one folds on from where one is: a keyframe is not reached sooner."""
 
 AT_ONCE: Final = 2_048
-"""Events of a block that are taken in at one go, without looking at the clock: what a screen can wait for."""
+"""Events of a block that are taken in at one go, without looking at the clock: what a screen can
+wait for."""
 
 
 class Item(NamedTuple):
-    """One thing to take in: an event of `source`, or what came with a delivery. `due`: when it was known (ns)."""
+    """One thing to take in: an event of `source`, or what came with a delivery. `due`: when it was
+    known (ns)."""
 
     due: int
     source: str
@@ -40,7 +44,8 @@ class Item(NamedTuple):
 
 
 class Cursor:
-    """A place in a trace file, and the state there: another object after a `jump`, when the one before is of no use."""
+    """A place in a trace file, and the state there: another object after a `jump`, when the one
+    before is of no use."""
 
     def __init__(self, index: KeyframeIndex) -> None:
         self.index = index
@@ -79,7 +84,8 @@ class Cursor:
         return item
 
     def advance(self, until: int, budget_ns: int | None = None) -> bool:
-        """Take in all that was known by the instant `until` (ns), for so long at most; whether that is done."""
+        """Take in all that was known by the instant `until` (ns), for so long at most; whether that
+        is done."""
         with without_collections():
             return self._advance(until, budget_ns)
 
@@ -106,7 +112,8 @@ class Cursor:
         return True
 
     def _whole_block(self, until: int) -> bool:
-        """Take in the next block at one go, if all of it was known by the instant `until` (ns); whether it was."""
+        """Take in the next block at one go, if all of it was known by the instant `until` (ns);
+        whether it was."""
         if self._at < len(self._items) or self._next >= len(self.trace.blocks):
             return False
         block = self.trace.blocks[self._next]
@@ -132,7 +139,8 @@ class Cursor:
                 return
 
     def jump(self, t: int) -> None:
-        """Go to the nearest place at or before the instant `t` (ns) that is quick to reach: `advance` does the rest."""
+        """Go to the nearest place at or before the instant `t` (ns) that is quick to reach:
+        `advance` does the rest."""
         self.tidy(1)
         with without_collections():
             self._jump(t)
@@ -152,25 +160,29 @@ class Cursor:
         self.reseated += 1
 
     def tidy(self, keep: int = 0) -> None:
-        """Let go of states of before a jump but for the last `keep`, which takes a moment that a jump need not wait
-        for."""
+        """Let go of states of before a jump but for the last `keep`, which takes a moment that a
+        jump need not wait for."""
         while len(self._left_behind) > keep:
             _take_apart(self._left_behind.pop(0))
 
     def next_activity(self) -> int | None:
-        """When the next event comes that is more than a sign of life (ns); None when there is none any more."""
+        """When the next event comes that is more than a sign of life (ns); None when there is none
+        any more."""
         for item in self._items[self._at :]:
             if not _is_calm(item):
                 return item.due
         for block in self.trace.blocks[self._next :]:
             if not block.calm:
-                found = (item.due for item in items(self.trace.read(block), block) if not _is_calm(item))
+                found = (
+                    item.due for item in items(self.trace.read(block), block) if not _is_calm(item)
+                )
                 return next(found, block.first)
         return None
 
 
 def items(deliveries: list[Delivery], block: Block) -> Iterator[Item]:
-    """What is to be taken in, one by one. An event is due when it was known, and not before what comes before it."""
+    """What is to be taken in, one by one. An event is due when it was known, and not before what
+    comes before it."""
     due = block.first
     for delivery in deliveries:
         if delivery.header is not None or delivery.unknown:
@@ -188,8 +200,9 @@ def _known(events: list[Event], block: Block) -> int:
 
 
 def _take_apart(state: TraceState) -> None:
-    """Let go of a state that nobody shows any more. Its parts refer to each other: until the garbage collector finds
-    that out, which takes it tenths of a second, a dozen of them would stay in memory."""
+    """Let go of a state that nobody shows any more. Its parts refer to each other: until the
+    garbage collector finds that out, which takes it tenths of a second, a dozen of them would stay
+    in memory."""
     for source in state.sources.values():
         vars(source.batch).clear()
         vars(source).clear()
@@ -223,19 +236,27 @@ def _take_all(state: TraceState, deliveries: list[Delivery]) -> None:
 
 
 def load(
-    path: Path | str, *, until: int | None = None, keep_finished: int | None = None, keyframes: bool = True
+    path: Path | str,
+    *,
+    until: int | None = None,
+    keep_finished: int | None = None,
+    keyframes: bool = True,
 ) -> TraceState:
     """The state that a trace file tells, at its end or at the instant `until` (ns).
 
-    `keep_finished`: how many finished requests are kept, where that is not the usual number; all events are folded
-    then, as they are without `keyframes`. Raises TraceFileError.
+    `keep_finished`: how many finished requests are kept, where that is not the usual number; all
+    events are folded then, as they are without `keyframes`. Raises TraceFileError.
     """
     with TraceFile(path) as trace:
         return load_open(trace, until=until, keep_finished=keep_finished, keyframes=keyframes)
 
 
 def load_open(
-    trace: TraceFile, *, until: int | None = None, keep_finished: int | None = None, keyframes: bool = True
+    trace: TraceFile,
+    *,
+    until: int | None = None,
+    keep_finished: int | None = None,
+    keyframes: bool = True,
 ) -> TraceState:
     """As `load`, from a file that is open: its `problems` say afterwards what was wrong with it."""
     with without_collections():

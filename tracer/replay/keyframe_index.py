@@ -1,7 +1,7 @@
 """Where in a trace file one can start: the state at the nearest keyframe before an instant.
 
-Where a file has no keyframes that this version can use (an engine recorded it, another version did, it is damaged), a
-`KeyframeIndex` makes its own in memory while it walks through the file.
+Where a file has no keyframes that this version can use (an engine recorded it, another version did,
+it is damaged), a `KeyframeIndex` makes its own in memory while it walks through the file.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ from tracer.recording.trace_file import TraceFile
 from tracer.state.trace_state import TraceState
 
 OWN_NS: Final = 10 * NS_PER_S
-"""Time of the trace between two keyframes that are made here: fewer than a recorder makes, because someone waits."""
+"""Time of the trace between two keyframes that are made here: fewer than a recorder makes, because
+someone waits."""
 
 KEYFRAMES_KEPT: Final = 192 * 1024 * 1024
-"""Bytes of keyframes that are remembered, with what was taken out of them: those of an hour of a busy engine."""
+"""Bytes of keyframes that are remembered, with what was taken out of them: those of an hour of a
+busy engine."""
 
 STEPS_KEPT: Final = 512
 """Blocks whose steps are remembered: a player is mostly sent to somewhere near."""
 
 
 class Place(NamedTuple):
-    """Somewhere to go on from: a state, the place in `TraceFile.blocks` of the next block, and what numbers come."""
+    """Somewhere to go on from: a state, the place in `TraceFile.blocks` of the next block, and what
+    numbers come."""
 
     state: TraceState
     block: int
@@ -55,8 +58,8 @@ class _Made(NamedTuple):
 
 
 class KeyframeIndex:
-    """Where in a file one can start. Uses the file's own keyframes, or makes some, `keyframe_ns` of the trace apart,
-    while it walks through the file."""
+    """Where in a file one can start. Uses the file's own keyframes, or makes some, `keyframe_ns` of
+    the trace apart, while it walks through the file."""
 
     def __init__(self, trace: TraceFile, *, keyframe_ns: int = OWN_NS) -> None:
         self.trace = trace
@@ -105,19 +108,30 @@ class KeyframeIndex:
             self._next += 1
             if block.last >= self._due and not block.calm:
                 self._due = block.last + self._keyframe_ns
-                seqs = {name: check.expected for name, check in self._checks.items() if check.expected is not None}
+                seqs = {
+                    name: check.expected
+                    for name, check in self._checks.items()
+                    if check.expected is not None
+                }
                 try:
                     content, base = keyframer.make(block.number, seqs)
-                except Exception:  # events that no engine tells: seeking takes longer from here on, nothing else
+                except (
+                    Exception
+                ):  # events that no engine tells: seeking takes longer from here on, nothing else
                     self._keyframer = None
                     break
-                self._own.append(_Made(block.number, pack(content, 1), len(content), base, block.last, self._next))
+                self._own.append(
+                    _Made(
+                        block.number, pack(content, 1), len(content), base, block.last, self._next
+                    )
+                )
             if time.perf_counter_ns() > deadline:
                 break
         return self.made < 1.0
 
     def before(self, t: int) -> Place:
-        """The nearest place at or before the instant `t` (ns); the begin of the file if there is none."""
+        """The nearest place at or before the instant `t` (ns); the begin of the file if there is
+        none."""
         place = self._from_file(t) if self._uses_file else None
         place = self._from_memory(t) if place is None else place
         return Place(TraceState(), 0, {}) if place is None else place
@@ -144,19 +158,28 @@ class KeyframeIndex:
                     place = begin
                     continue
                 last = keyframes[begin + len(chain) - 1]
-                return self._restored(chain, self._earlier, bisect_right(self._numbers, last.number))
-            except StepsLostError as error:  # those before the damage do not need what was lost there
-                place = min(place - 1, bisect_right(keyframes, error.number, key=lambda block: block.number))
+                return self._restored(
+                    chain, self._earlier, bisect_right(self._numbers, last.number)
+                )
+            except (
+                StepsLostError
+            ) as error:  # those before the damage do not need what was lost there
+                place = min(
+                    place - 1, bisect_right(keyframes, error.number, key=lambda block: block.number)
+                )
             except KeyframeError as error:
                 # One that contradicts itself was not made by us: none of them is believed.
-                self.trace.problems.append(f"has a keyframe that cannot be used ({error}); seeking takes longer")
+                self.trace.problems.append(
+                    f"has a keyframe that cannot be used ({error}); seeking takes longer"
+                )
                 self._uses_file = False
                 self._make_own()
                 return None
         return None
 
     def _opened(self, block: Block) -> Opened | None:
-        """The keyframe in a block, None when that is damaged. Raises KeyframeError when it is none."""
+        """The keyframe in a block, None when that is damaged. Raises KeyframeError when it is
+        none."""
         known = self._keyframes.get(block.number)
         if known is None:
             content = self.trace.content(block)
@@ -211,12 +234,14 @@ class KeyframeIndex:
         while not self._own[begin].base:
             begin -= 1
         chain = [unpack(made.packed, made.size) for made in self._own[begin:place]]
-        with contextlib.suppress(KeyframeError, StepsLostError):  # a defect of ours: slower, not wrong
+        # a defect of ours: slower, not wrong
+        with contextlib.suppress(KeyframeError, StepsLostError):
             return self._restored(chain, self._own_earlier, self._own[place - 1].block)
         return None
 
     def _earlier(self, number: int) -> Opened:
-        """The file's keyframe after the block `number`. Raises KeyframeError where there is none."""
+        """The file's keyframe after the block `number`. Raises KeyframeError where there is
+        none."""
         keyframes = self.trace.keyframes
         place = bisect_right(keyframes, number, key=lambda block: block.number)
         found = self._opened(keyframes[place]) if place < len(keyframes) else None
@@ -240,7 +265,8 @@ class KeyframeIndex:
         return Place(state, block, checks)
 
     def _intact(self, number: int) -> bool:
-        """Whether the block with this number is there and undamaged; it is read when a step in it is wanted."""
+        """Whether the block with this number is there and undamaged; it is read when a step in it
+        is wanted."""
         block = self._by_number.get(number)
         return block is not None and self.trace.intact(block)
 
@@ -256,7 +282,9 @@ class KeyframeIndex:
         try:
             for delivery in self.trace.read_only(block, Step):
                 steps.setdefault(delivery.source, []).extend(delivery.events)  # type: ignore[arg-type]
-        except TraceFileError:  # the disk fails, or the file was closed: nobody who draws a step can do anything
+        except (
+            TraceFileError
+        ):  # the disk fails, or the file was closed: nobody who draws a step can do anything
             raise StepsLostError(number) from None
         if self.trace.damaged(block):
             raise StepsLostError(number)

@@ -1,8 +1,9 @@
 """Playing a trace file: the feed of a screen, with a playhead for a clock.
 
-What is shown at the playhead is what a live viewer had at that instant. The time shown is always the trace's own: a
-stretch in which nothing happens is jumped over, and that is said. Nothing here takes longer at a time than a screen may
-wait; what does (a far seek in a file without keyframes) goes on with every tick.
+What is shown at the playhead is what a live viewer had at that instant. The time shown is always
+the trace's own: a stretch in which nothing happens is jumped over, and that is said. Nothing here
+takes longer at a time than a screen may wait; what does (a far seek in a file without keyframes)
+goes on with every tick.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ LEAD_NS: Final = 500 * NS_PER_MS
 """How much of such a stretch is shown at either end."""
 
 LOOK_BACK: Final = 120
-"""Blocks, of a second each, in which a request that goes by several ids may have been told of under another one."""
+"""Blocks, of a second each, in which a request that goes by several ids may have been told of under
+another one."""
 
 TICK_S: Final = 1 / 30
 SLICE_NS: Final = 12 * NS_PER_MS
@@ -47,18 +49,19 @@ SLICE_NS: Final = 12 * NS_PER_MS
 SEEK_NS: Final = 40 * NS_PER_MS
 """How long a seek may take before it is left to the ticks."""
 LATE_NS: Final = NS_PER_S
-"""A tick that comes later than this after the last one (a stopped process) plays no more than this."""
+"""A tick that comes later than this after the last one (a stopped process) plays no more than
+this."""
 SAID_NS: Final = 4 * NS_PER_S
 """How long the status says that a stretch was jumped over."""
 
 
 class Player:
-    """Plays `trace`. All instants are ns of the trace's clock; `now` is the viewer's own, from which playing takes its
-    pace.
+    """Plays `trace`. All instants are ns of the trace's clock; `now` is the viewer's own, from
+    which playing takes its pace.
 
-    `speed` is kept between 0.1 and 100; `at` is where to begin (default: at the begin); `idle_s` is the length of a
-    stretch without events that is still shown, None for any. With `loop` it begins again at the end. `findings` are
-    instants of interest for `next_finding`.
+    `speed` is kept between 0.1 and 100; `at` is where to begin (default: at the begin); `idle_s` is
+    the length of a stretch without events that is still shown, None for any. With `loop` it begins
+    again at the end. `findings` are instants of interest for `next_finding`.
     """
 
     def __init__(
@@ -89,7 +92,8 @@ class Player:
         self._index = KeyframeIndex(trace)
         self._cursor = Cursor(self._index)
         self.state: TraceState = self._cursor.state
-        """The state at the playhead. Another object after a seek; the one before is of no use then."""
+        """The state at the playhead. Another object after a seek; the one before is of no use
+        then."""
         self._playhead = trace.begin
         self._last_tick = now()
         self._said_until = 0
@@ -103,14 +107,15 @@ class Player:
 
     @classmethod
     def open(cls, path: Path | str, **options: object) -> Player:
-        """A player of the file at `path`; `options` as in the constructor. Raises TraceFileError."""
+        """A player of the file at `path`; `options` as in the constructor. Raises
+        TraceFileError."""
         return cls(TraceFile(path), **options)  # type: ignore[arg-type]
 
     def close(self) -> None:
         """Close the file."""
         self.trace.close()
 
-    # --- a screen's feed ----------------------------------------------------------------------------------------------
+    # --- a screen's feed --------------------------------------------------------------------------
 
     def now(self) -> int:
         """The playhead (ns)."""
@@ -183,7 +188,7 @@ class Player:
         else:
             self._index.extend(budget_ns)
 
-    # --- playing ------------------------------------------------------------------------------------------------------
+    # --- playing ----------------------------------------------------------------------------------
 
     @property
     def speed(self) -> float:
@@ -227,12 +232,14 @@ class Player:
         if self._cursor.advance(target, SLICE_NS):
             self._playhead = min(target, self.trace.end)
         else:
-            self._playhead = max(self._playhead, self._cursor.due)  # faster than can be folded: as fast as that is
+            # faster than can be folded: as fast as that is
+            self._playhead = max(self._playhead, self._cursor.due)
         if self._cursor.peek() is None and self._playhead >= self.trace.end:
             self._end()
 
     def _over_idle(self, target: int) -> int:
-        """Where to play on to: behind a stretch in which nothing happens, when it is long enough."""
+        """Where to play on to: behind a stretch in which nothing happens, when it is long
+        enough."""
         if self.idle_s is None:
             return target
         coming = self._cursor.next_activity()
@@ -240,7 +247,12 @@ class Player:
         end = self.trace.end if coming is None else coming
         leave = self._cursor.active + LEAD_NS
         arrive = end - LEAD_NS if coming is not None else end
-        if end - self._cursor.active <= idle_ns or target < leave or target >= arrive or arrive <= self._playhead:
+        if (
+            end - self._cursor.active <= idle_ns
+            or target < leave
+            or target >= arrive
+            or arrive <= self._playhead
+        ):
             return target
         self._last_skip = arrive - max(self._playhead, leave)
         self.skipped += self._last_skip
@@ -253,7 +265,7 @@ class Player:
         else:
             self.ended = True
 
-    # --- seeking ------------------------------------------------------------------------------------------------------
+    # --- seeking ----------------------------------------------------------------------------------
 
     @property
     def target(self) -> int | None:
@@ -267,7 +279,8 @@ class Player:
         return (self._playhead - self.trace.begin) / length if length > 0 else 1.0
 
     def seek(self, t: int) -> None:
-        """Go to the instant `t` (ns). Done at once where keyframes are near, else in the course of the next ticks."""
+        """Go to the instant `t` (ns). Done at once where keyframes are near, else in the course of
+        the next ticks."""
         self._goal = None
         self.ended = False
         self._jumped = False
@@ -285,8 +298,8 @@ class Player:
         self.seek(self.trace.begin + int(fraction * (self.trace.end - self.trace.begin)))
 
     def seek_request(self, request_id: str) -> bool:
-        """Go to where a request was received, by the id that is shown, the full one or the client's; whether it is
-        there."""
+        """Go to where a request was received, by the id that is shown, the full one or the
+        client's; whether it is there."""
         request = self._cursor.state.requests.find(request_id)
         t = request.order[0] if request is not None else self._search(request_id)
         if t is None:
@@ -295,14 +308,16 @@ class Player:
         return True
 
     def next_finding(self) -> bool:
-        """Go to the next instant of `findings`, the first one behind the last; whether there is any."""
+        """Go to the next instant of `findings`, the first one behind the last; whether there is
+        any."""
         return self._seek_next(self.findings)
 
     def _go_on_seeking(self, budget_ns: int) -> None:
         with without_collections():
             self._seek_for(budget_ns)
             if self._jumped:
-                # A whole state is new, and none of it garbage: let it count as old without walking through it once.
+                # A whole state is new, and none of it garbage: let it count as old without walking
+                # through it once.
                 gc.freeze()
                 gc.unfreeze()
 
@@ -313,7 +328,8 @@ class Player:
             index.extend(budget_ns, until=target)
             if index.reached < target:
                 return
-        if not self._jumped:  # once: a state from a keyframe is dear, and only events are missing from then on
+        # once: a state from a keyframe is dear, and only events are missing from then on
+        if not self._jumped:
             self._jumped = True
             cursor.jump(target)
             self.state = cursor.state
@@ -324,7 +340,10 @@ class Player:
 
     def _progress(self) -> float:
         target, begin = self._target or self.trace.begin, self.trace.begin
-        reached = max(self._cursor.due if self._cursor.due <= target else begin, min(self._index.reached, target))
+        reached = max(
+            self._cursor.due if self._cursor.due <= target else begin,
+            min(self._index.reached, target),
+        )
         return (reached - begin) / (target - begin) if target > begin else 1.0
 
     def _search(self, request_id: str) -> int | None:
@@ -339,13 +358,15 @@ class Player:
             for item in items(self.trace.read(block), block):
                 event: Any = item.event
                 rid = getattr(event, "rid", "")
-                if request_id in (rid, getattr(event, "client_id", "")) or (rid and request_id in rid):
+                if request_id in (rid, getattr(event, "client_id", "")) or (
+                    rid and request_id in rid
+                ):
                     return self._received(place, item.source, event.key, item.due)
         return None
 
     def _received(self, place: int, source: str, key: int, found: int) -> int:
-        """When the request that `source` calls `key` was received, at or shortly before the block at `place`; else
-        `found` (ns)."""
+        """When the request that `source` calls `key` was received, at or shortly before the block
+        at `place`; else `found` (ns)."""
         for block in reversed(self.trace.blocks[max(0, place - LOOK_BACK) : place + 1]):
             for item in items(self.trace.read(block), block):
                 if type(item.event) is Received and item.source == source and item.event.key == key:
@@ -359,7 +380,7 @@ class Player:
         self.seek(instants[place % len(instants)])
         return True
 
-    # --- steps --------------------------------------------------------------------------------------------------------
+    # --- steps ------------------------------------------------------------------------------------
 
     def step_event(self) -> None:
         """Pause behind the next event; signs of life are no events."""
@@ -420,7 +441,7 @@ class Player:
                 return
         self.seek(self.trace.begin)
 
-    # --- bookmarks ----------------------------------------------------------------------------------------------------
+    # --- bookmarks --------------------------------------------------------------------------------
 
     def bookmark(self, text: str = "") -> bool:
         """Mark the playhead, or take the mark away that is there; whether there is one now."""

@@ -1,6 +1,7 @@
 """Where a player stops when it is sent to the next event, step, token or stage.
 
-A goal is asked before and after each thing that is taken in; the second answer says whether it was reached.
+A goal is asked before and after each thing that is taken in; the second answer says whether it was
+reached.
 """
 
 from __future__ import annotations
@@ -14,9 +15,22 @@ from tracer.state.snapshot import phase_of
 from tracer.state.trace_state import TraceState
 
 _MILESTONES: Final = (
-    "received", "receive_end", "template_begin", "template_end", "tokenise_begin", "tokenise_end", "admission_begin",
-    "stream_end", "closed", "queued", "lookup", "scheduled", "first_token", "finished", "released",
-)  # fmt: skip
+    "received",
+    "receive_end",
+    "template_begin",
+    "template_end",
+    "tokenise_begin",
+    "tokenise_end",
+    "admission_begin",
+    "stream_end",
+    "closed",
+    "queued",
+    "lookup",
+    "scheduled",
+    "first_token",
+    "finished",
+    "released",
+)
 
 
 class Goal(Protocol):
@@ -41,7 +55,9 @@ class NextEvent:
     def reached(self, state: TraceState, item: Item) -> bool:
         """Whether it is one."""
         found = type(item.event)
-        return found is self._kind if self._kind is not None else found not in (type(None), Heartbeat)
+        return (
+            found is self._kind if self._kind is not None else found not in (type(None), Heartbeat)
+        )
 
 
 class NextToken:
@@ -79,7 +95,10 @@ class NextStage:
 
     def reached(self, state: TraceState, item: Item) -> bool:
         """Whether one of them is elsewhere."""
-        return any(self._before.get(request.serial) != _stages(request) for request in self._about(state, item))
+        return any(
+            self._before.get(request.serial) != _stages(request)
+            for request in self._about(state, item)
+        )
 
     def _about(self, state: TraceState, item: Item) -> list[Request]:
         if self._request_id is not None:
@@ -100,4 +119,10 @@ class NextStage:
 def _stages(request: Request) -> tuple[object, ...]:
     """Changes whenever the request enters or leaves a stage."""
     known = [getattr(request, name) is not None for name in _MILESTONES]
-    return (*known, phase_of(request), bool(request.passes), len(request.preemptions), request.preempted)
+    return (
+        *known,
+        phase_of(request),
+        bool(request.passes),
+        len(request.preemptions),
+        request.preempted,
+    )

@@ -17,8 +17,9 @@ class PlaceError(ValueError):
 
 
 def instant(text: str, trace: TraceFile, now: int | None = None) -> int:
-    """The instant (ns of the trace's clock) that `text` means: seconds, minutes:seconds or h:m:s since the begin, a
-    share in percent, or, with a sign, so much before or after `now`. It lies within the trace. Raises PlaceError."""
+    """The instant (ns of the trace's clock) that `text` means: seconds, minutes:seconds or h:m:s
+    since the begin, a share in percent, or, with a sign, so much before or after `now`. It lies
+    within the trace. Raises PlaceError."""
     plain = text.strip()
     sign = {"+": 1, "-": -1}.get(plain[:1], 0)
     if plain.endswith("%") and not sign:

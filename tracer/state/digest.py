@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 _NOT_STATE: Final = frozenset({
     "version", "batch", "cached_view", "cached_version", "front", "search", "search_version",
 })  # fmt: skip
-_FIELDS: Final = tuple(field.name for field in dataclasses.fields(Request) if field.name not in _NOT_STATE)
+_FIELDS: Final = tuple(
+    field.name for field in dataclasses.fields(Request) if field.name not in _NOT_STATE
+)
 
 
 def of(state: Fold) -> str:
-    """Hex digest over everything that events told: requests, steps, gauges, timers, losses. Caches are not in it."""
+    """Hex digest over everything that events told: requests, steps, gauges, timers, losses. Caches
+    are not in it."""
     digest = hashlib.blake2b(digest_size=16)
 
     def add(*values: Any) -> None:
@@ -33,13 +36,34 @@ def of(state: Fold) -> str:
     add(state.requests.finished_total, state.requests.dropped_incomplete, list(state.requests.live))
     for name, source in sorted(state.sources.items()):
         batch, history = source.batch, source.batch.history
-        add(name, source.header, source.engine, source.status, source.reason, source.gone, source.missing)
-        add(sorted(source.coverage.items()), sorted(source.faults.items()), source.beat, source.beat_before)
+        add(
+            name,
+            source.header,
+            source.engine,
+            source.status,
+            source.reason,
+            source.gone,
+            source.missing,
+        )
+        add(
+            sorted(source.coverage.items()),
+            sorted(source.faults.items()),
+            source.beat,
+            source.beat_before,
+        )
         add(source.stamps.set_aside, source.stamps.held)
-        add(source.preempted, source.evicted, source.blocks.bytes(None), source.blocks.cached_since())
+        add(
+            source.preempted,
+            source.evicted,
+            source.blocks.bytes(None),
+            source.blocks.cached_since(),
+        )
         add(source.given_back)
         add(batch.count, batch.produced, batch.expected)
-        add([(key, request.serial) for key, request in sorted(batch.members.items())], sorted(batch.doubtful))
+        add(
+            [(key, request.serial) for key, request in sorted(batch.members.items())],
+            sorted(batch.doubtful),
+        )
         add(history.base, bytes(history.tokens), bytes(history.sizes), bytes(history.prefills))
         for step in history.steps:
             digest.update(msgspec.msgpack.encode(step))
@@ -59,5 +83,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(item) for item in value]
     if isinstance(value, Pass):
-        return (value.step if isinstance(value.step, int) else value.step.n, value.scheduled, value.produced)
+        return (
+            value.step if isinstance(value.step, int) else value.step.n,
+            value.scheduled,
+            value.produced,
+        )
     return value

@@ -1,8 +1,9 @@
 """The fold: events in, state out.
 
-`Fold.apply` takes one event of one source. It reads no clock and does no I/O, so that the same events give the
-same state wherever they come from, and it never raises: an event that makes no sense is counted as unknown. Events may
-come late, twice, for requests never heard of, or not at all; what is lost is marked, not guessed.
+`Fold.apply` takes one event of one source. It reads no clock and does no I/O, so that the same
+events give the same state wherever they come from, and it never raises: an event that makes no
+sense is counted as unknown. Events may come late, twice, for requests never heard of, or not at
+all; what is lost is marked, not guessed.
 """
 
 from __future__ import annotations
@@ -55,23 +56,43 @@ from tracer.state.request.request import ABSENT_ROSTERS, Request
 from tracer.state.request.table import RequestTable
 
 _RELEASE_GRACE_NS: Final = 5 * NS_PER_S
-"""An offline request whose blocks' release is not told this long after its last token is taken as over: not every
-engine tells it."""
+"""An offline request whose blocks' release is not told this long after its last token is taken as
+over: not every engine tells it."""
 _FORGOTTEN_ROSTERS: Final = 30
-"""Likewise, before a request whose response was not closed is given up: a slow client may still be reading."""
+"""Likewise, before a request whose response was not closed is given up: a slow client may still be
+reading."""
 _RANKS: Final = {"measured": 0, "estimated": 1, "unavailable": 2}
 
 _REQUEST_EVENTS: Final = (
-    Received, Begin, End, Alias, Prompt, Queued, Scheduled, Preempted, Finished, Released, Sent, Output, Params,
+    Received,
+    Begin,
+    End,
+    Alias,
+    Prompt,
+    Queued,
+    Scheduled,
+    Preempted,
+    Finished,
+    Released,
+    Sent,
+    Output,
+    Params,
     Closed,
-)  # fmt: skip
-_BEGINNERS: Final = frozenset({Received, Params, Begin, Alias, Prompt, Queued, Scheduled, Preempted})
+)
+_BEGINNERS: Final = frozenset(
+    {Received, Params, Begin, Alias, Prompt, Queued, Scheduled, Preempted}
+)
 """Events that make a request known. One that only ends something makes none: it would never end."""
 _FRONT_END: Final = frozenset({Stage.RECEIVE, Stage.TEMPLATE, Stage.TOKENISE})
 _PLAIN: Final[dict[type[Event], Callable[[Request, Any], object]]] = {
-    Begin: milestones.begin, End: milestones.end, Prompt: milestones.prompt, Finished: milestones.finished,
-    Sent: milestones.sent, Output: milestones.output, Params: milestones.params,
-}  # fmt: skip
+    Begin: milestones.begin,
+    End: milestones.end,
+    Prompt: milestones.prompt,
+    Finished: milestones.finished,
+    Sent: milestones.sent,
+    Output: milestones.output,
+    Params: milestones.params,
+}
 """Events that change nothing but the request's own record."""
 
 
@@ -86,13 +107,15 @@ def _check(event: Event) -> None:
 
 
 class Fold:
-    """Everything known of a trace, and what an event changes of it. `keep_finished` requests that are over are kept (oldest dropped first, totals stay);
-    `keep_steps` steps an engine are kept for histories."""
+    """Everything known of a trace, and what an event changes of it. `keep_finished` requests that
+    are over are kept (oldest dropped first, totals stay); `keep_steps` steps an engine are kept for
+    histories."""
 
     def __init__(self, *, keep_finished: int = 2000, keep_steps: int = 4096) -> None:
         self.now = 0
         self._near = -1
-        """Up to when an event is no leap ahead of the trace (ns): `LEAP` after `now`, -1 before the first event."""
+        """Up to when an event is no leap ahead of the trace (ns): `LEAP` after `now`, -1 before the
+        first event."""
         self.began = 0
         self.unknown = 0
         """Events that made no sense."""
@@ -126,7 +149,7 @@ class Fold:
         self._handlers[Sent] = self._sent
         self._handlers[Scheduled] = self._scheduled
 
-    # --- what is fed in ---------------------------------------------------------------------------------------------
+    # --- what is fed in ---------------------------------------------------------------------------
 
     def add_source(self, header: Header) -> None:
         """A process announces itself; one that was gone is back."""
@@ -136,10 +159,11 @@ class Fold:
         source.gone = None
 
     def apply(self, source: str, event: Event) -> None:
-        """Take in one event that `source` emitted, or that the reader of its stream adds. Never raises.
+        """Take in one event that `source` emitted, or that the reader of its stream adds. Never
+        raises.
 
-        An event whose time contradicts the others is set aside and counted (`engine_hooks.protocol.stamps`): nothing else of the state
-        ever knows of it.
+        An event whose time contradicts the others is set aside and counted
+        (`engine_hooks.protocol.stamps`): nothing else of the state ever knows of it.
         """
         try:
             told = self.sources.get(source) or self._source(source)
@@ -179,10 +203,11 @@ class Fold:
             if t > 0 and (not self.began or t < self.began):
                 self.began = t
 
-    # --- events of one request --------------------------------------------------------------------------------------
+    # --- events of one request --------------------------------------------------------------------
 
     def _sent(self, source: Source, event: Sent) -> None:
-        """Half of all events of a busy engine, and none of them begins, ends or times anything: it is told and done."""
+        """Half of all events of a busy engine, and none of them begins, ends or times anything: it
+        is told and done."""
         request = self.requests.get(source.name, event.key)
         if request is None or source.gone is not None:
             return
@@ -224,7 +249,8 @@ class Fold:
         self._settle(request, event.t)
 
     def _tell(self, source: Source, request: Request, event: Any) -> Request:
-        """Write the event into the record. Returns the record, another one if it turned out to be known already."""
+        """Write the event into the record. Returns the record, another one if it turned out to be
+        known already."""
         match event:
             case Received():
                 if request.received is None:
@@ -239,14 +265,20 @@ class Fold:
                 again = len(request.preemptions) > preemptions
                 request = self.requests.name(request, event.rid)
                 if first:  # here it is known whose it is
-                    self.books.count(request, "requests", event.t if request.received is None else request.received)
+                    self.books.count(
+                        request,
+                        "requests",
+                        event.t if request.received is None else request.received,
+                    )
                 elif again:
                     self.books.preemption(request, event.t)
             case Alias():
                 return self.requests.name(request, event.rid)
             case Scheduled():
                 if milestones.scheduled(request, event) and request.prompt_tokens >= 0:
-                    self.scheduled.add(event.lookup, request.prompt_tokens, max(0, request.cached_tokens))
+                    self.scheduled.add(
+                        event.lookup, request.prompt_tokens, max(0, request.cached_tokens)
+                    )
                     self.books.scheduled(request, event.lookup)
             case Preempted():
                 preemptions = len(request.preemptions)
@@ -300,7 +332,7 @@ class Fold:
             self.sources[name].batch.forget(request)
             self.sources[name].blocks.release(request, 0)
 
-    # --- events of an engine ----------------------------------------------------------------------------------------
+    # --- events of an engine ----------------------------------------------------------------------
 
     def _step(self, source: Source, event: Step) -> None:
         if source.gone is not None:
@@ -332,7 +364,14 @@ class Fold:
         length = max(history.tokens[-1] - event.t, event.end, 0)
         carried = history.sizes[-1] > len(event.joined) // 4
         wait = max(0, event.t - source.last_step_end) if carried and source.last_step_end else 0
-        self.books.step(source.name, event, length, wait, history.sizes[-1], engine.max_batch_tokens if engine else -1)
+        self.books.step(
+            source.name,
+            event,
+            length,
+            wait,
+            history.sizes[-1],
+            engine.max_batch_tokens if engine else -1,
+        )
 
     def _step_device(self, source: Source, event: StepDevice) -> None:
         _check(event)
@@ -353,13 +392,16 @@ class Fold:
         for request in list(self.requests.live.values()):
             if request.engine != source.name:
                 continue
-            if not event.complete or any(key in listed for name, key in request.keys if name == source.name):
+            if not event.complete or any(
+                key in listed for name, key in request.keys if name == source.name
+            ):
                 request.absences = 0
             elif request.queued is None or request.queued < event.t:
                 self._absent(request, event.t)
 
     def _absent(self, request: Request, t: int) -> None:
-        """The engine's complete roster does not have it: if that stays so, the event that told its end was lost."""
+        """The engine's complete roster does not have it: if that stays so, the event that told its
+        end was lost."""
         request.absences += 1
         if request.finished is None and request.absences >= ABSENT_ROSTERS:
             request.incomplete = True
@@ -369,22 +411,29 @@ class Fold:
             self._settle(request, t)
 
     def _evict(self, source: Source, event: Evicted) -> None:
-        source.evicted = max(source.evicted, event.total) if event.total >= 0 else source.evicted + max(0, event.blocks)
+        source.evicted = (
+            max(source.evicted, event.total)
+            if event.total >= 0
+            else source.evicted + max(0, event.blocks)
+        )
         source.blocks.evict(event.blocks)
 
-    # --- sources ----------------------------------------------------------------------------------------------------
+    # --- sources ----------------------------------------------------------------------------------
 
     def _source(self, name: str) -> Source:
         source = self.sources.get(name)
         if source is None:
             pace = self.books.pace(name, self.tally.distribution(ITL))
-            batch = Batch(self._keep_steps, lambda key, t: self._member(name, key, t), self.timers.count, pace)
+            batch = Batch(
+                self._keep_steps, lambda key, t: self._member(name, key, t), self.timers.count, pace
+            )
             source = self.sources[name] = Source(name, batch)
             self._coverage.clear()
         return source
 
     def _related(self, one: str, other: str) -> bool:
-        """Whether two processes may know the same request: one clock, and not parts of different runs."""
+        """Whether two processes may know the same request: one clock, and not parts of different
+        runs."""
         a, b = self.sources[one].header, self.sources[other].header
         if a is None or b is None:
             return True
@@ -400,7 +449,8 @@ class Fold:
                 request.version += 1
 
     def _coverage_of(self, request: Request) -> Mapping[int, Coverage]:
-        """How each stage of a request is covered: by its own processes, or, where they say nothing, by any other."""
+        """How each stage of a request is covered: by its own processes, or, where they say nothing,
+        by any other."""
         own = tuple([source for source, _ in request.keys])
         found = self._coverage.get(own)
         if found is None:
@@ -417,7 +467,11 @@ class Fold:
         _check(event)
         source.heartbeat(event)
         for request in self.requests.of_source(source.name):
-            if request.finished is not None and not request.fronted and event.t - request.finished > _RELEASE_GRACE_NS:
+            if (
+                request.finished is not None
+                and not request.fronted
+                and event.t - request.finished > _RELEASE_GRACE_NS
+            ):
                 request.closed = request.finished
                 self._settle(request, event.t)
 

@@ -1,4 +1,5 @@
-"""The parts of a snapshot that are not single requests: engines, context, timers, losses, steps, the block map."""
+"""The parts of a snapshot that are not single requests: engines, context, timers, losses, steps,
+the block map."""
 
 from __future__ import annotations
 
@@ -23,12 +24,21 @@ if TYPE_CHECKING:
 
 
 def snapshot(
-    state: Fold, now: int, window_s: float, requests: Sequence[RequestView], total: int, ask: Ask | None = None
+    state: Fold,
+    now: int,
+    window_s: float,
+    requests: Sequence[RequestView],
+    total: int,
+    ask: Ask | None = None,
 ) -> Snapshot:
-    """The snapshot at `now` around the requests chosen for it; with the Numbers view if it is asked for."""
+    """The snapshot at `now` around the requests chosen for it; with the Numbers view if it is asked
+    for."""
     table = state.requests
     engines, waits = _engines(state, now)
-    anchor = next((source.header.anchor for source in state.sources.values() if source.header is not None), None)
+    anchor = next(
+        (source.header.anchor for source in state.sources.values() if source.header is not None),
+        None,
+    )
     live = len(table.live)
     rows = [row for source in state.sources.values() for row in source.coverage_rows()]
     traced = next((source for source in state.sources.values() if source.blocks.traced), None)
@@ -56,13 +66,16 @@ def snapshot(
 
 
 def _engines(state: Fold, now: int) -> tuple[tuple[EngineView, ...], tuple[Wait, ...]]:
-    """Every process, and who waits at which of them. What is on its way to a queue stands at the end of the only
-    engine's line, and in one of its own where it is not known which engine it goes to."""
+    """Every process, and who waits at which of them. What is on its way to a queue stands at the
+    end of the only engine's line, and in one of its own where it is not known which engine it goes
+    to."""
     live: dict[str, list[Request]] = {name: [] for name in state.sources}
     for request in state.requests.live.values():
         if request.engine in live:
             live[request.engine].append(request)
-    engaged = [source for source in state.sources.values() if source.batch.count or live[source.name]]
+    engaged = [
+        source for source in state.sources.values() if source.batch.count or live[source.name]
+    ]
     coming = [request for request in state.requests.live.values() if not request.engine]
     views: list[EngineView] = []
     waits: list[Wait] = []
@@ -126,7 +139,8 @@ def _losses(state: Fold, now: int) -> Losses:
 class StepWindow(Sequence[StepView]):
     """The steps that are kept, oldest first; a view is only made of those that are looked at.
 
-    It holds on to the steps themselves, which never change, so it stays what it was when it was made.
+    It holds on to the steps themselves, which never change, so it stays what it was when it was
+    made.
     """
 
     def __init__(self, sources: Sequence[Source]) -> None:

@@ -1,8 +1,9 @@
-"""From requests to what a screen reads: views of single requests, and the list in the order asked for.
+"""From requests to what a screen reads: views of single requests, and the list in the order asked
+for.
 
-A view of a request that is over is made once and reused until an event touches it. The list is kept in order of
-receipt, so that a page of it costs no more with 10,000 requests than with 50; other orders are kept until a request
-ends.
+A view of a request that is over is made once and reused until an event touches it. The list is kept
+in order of receipt, so that a page of it costs no more with 10,000 requests than with 50; other
+orders are kept until a request ends.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from tracer.state.request import decode, latency, progress, waterfall
 from tracer.state.request.outcome import failure_of
 from tracer.state.request.request import Request
 from tracer.state.request.table import RequestTable
-from tracer.state.view import ChunkView, Phase, RequestDetail, RequestView, Segment, StageView, Status
+from tracer.state.view import (
+    ChunkView,
+    Phase,
+    RequestDetail,
+    RequestView,
+    Segment,
+    StageView,
+    Status,
+)
 
 _PHASES: Final = {phase: place for place, phase in enumerate(Phase)}
 _REUSED: Final = 10
@@ -48,11 +57,13 @@ def phase_of(request: Request) -> Phase:
     return Phase.FRONT_END
 
 
-def view_of(request: Request, now: int, coverage_of: CoverageOf, *, running_shares: bool = False) -> RequestView:
+def view_of(
+    request: Request, now: int, coverage_of: CoverageOf, *, running_shares: bool = False
+) -> RequestView:
     """The request as of `now` (ns).
 
-    Shares are of E2E, which is only known at the end; with `running_shares` those of a live request are of the
-    time so far.
+    Shares are of E2E, which is only known at the end; with `running_shares` those of a live request
+    are of the time so far.
     """
     if request.over is not None:
         view = request.cached_view
@@ -65,8 +76,8 @@ def view_of(request: Request, now: int, coverage_of: CoverageOf, *, running_shar
 
 @dataclass(slots=True)
 class _Front:
-    """What no longer changes about a request that decodes and has its first token handed out, unless an event tells
-    more: stages 1 to 10. Likewise of one that waits for admission."""
+    """What no longer changes about a request that decodes and has its first token handed out,
+    unless an event tells more: stages 1 to 10. Likewise of one that waits for admission."""
 
     version: int
     rows: tuple[StageView, ...]
@@ -76,18 +87,25 @@ class _Front:
     unattributed: int | None
     figures: tuple[float | None, float | None, float | None, float | None]
     waits: tuple[StageView, ...] = ()
-    """All twelve rows, of a request that waits for admission: only how long it has waited moves on."""
+    """All twelve rows, of a request that waits for admission: only how long it has waited moves
+    on."""
 
 
-def _build(request: Request, now: int, coverage_of: CoverageOf, running_shares: bool) -> RequestView:
+def _build(
+    request: Request, now: int, coverage_of: CoverageOf, running_shares: bool
+) -> RequestView:
     over = request.over
     begin = request.first_seen if request.received is None else request.received
     until = max(now, begin) if over is None else over
     front = request.front
     if front is not None and front.version == request.version and not running_shares:
         if front.waits:
-            return _assemble(request, begin, None, front, _waited(front.waits, until), front.segments)
-        return _assemble(request, begin, None, front, *_decoding(request, front, until, coverage_of))
+            return _assemble(
+                request, begin, None, front, _waited(front.waits, until), front.segments
+            )
+        return _assemble(
+            request, begin, None, front, *_decoding(request, front, until, coverage_of)
+        )
     e2e = latency.e2e(request)
     total = e2e if e2e is not None else until - begin if running_shares and over is None else None
     spans = waterfall.request_spans(request, until)
@@ -118,7 +136,12 @@ def _build(request: Request, now: int, coverage_of: CoverageOf, running_shares: 
             _ms(latency.engine_ttft(request)),
         ),
     )
-    if total is None and over is None and request.finished is None and waterfall.front_final(request, spans, until):
+    if (
+        total is None
+        and over is None
+        and request.finished is None
+        and waterfall.front_final(request, spans, until)
+    ):
         request.front = front
     elif over is None and e2e is None and not running_shares and phase_of(request) is Phase.WAITING:
         front.waits, front.segments = tuple(rows), tuple(segments)
@@ -132,7 +155,9 @@ def _waited(rows: tuple[StageView, ...], until: int) -> tuple[StageView, ...]:
     if row.status is not Status.RUNNING or row.begin is None:
         return rows
     length = max(0, until - row.begin) / NS_PER_MS
-    moved = StageView(row.stage, row.status, row.begin, None, length, row.wait_ms, None, row.reason, row.parts)
+    moved = StageView(
+        row.stage, row.status, row.begin, None, length, row.wait_ms, None, row.reason, row.parts
+    )
     return (*rows[: Stage.ADMISSION - 1], moved, *rows[Stage.ADMISSION :])
 
 
@@ -142,11 +167,16 @@ def _decoding(
     """Rows and segments of a request whose front part is known: only decode has moved on."""
     span = waterfall.decode_span(request, until)
     coverage = coverage_of(request)
-    decoding = waterfall.stage_row(request, Stage.DECODE, span, until, coverage.get(Stage.DECODE), None, False)
+    decoding = waterfall.stage_row(
+        request, Stage.DECODE, span, until, coverage.get(Stage.DECODE), None, False
+    )
     teardown = waterfall.stage_row(
         request, Stage.TEARDOWN, waterfall.NOTHING, until, coverage.get(Stage.TEARDOWN), None, False
     )
-    return (*front.rows, decoding, teardown), (*front.segments, *waterfall.decode_segments(front.segments, span))
+    return (*front.rows, decoding, teardown), (
+        *front.segments,
+        *waterfall.decode_segments(front.segments, span),
+    )
 
 
 def _assemble(
@@ -289,7 +319,12 @@ class Listing:
         return sorted(self._table.live.values(), key=_by_order)
 
     def _by_figure(
-        self, sort: str, key: Callable[[Request, int], float | None], now: int, reverse: bool, live_only: bool
+        self,
+        sort: str,
+        key: Callable[[Request, int], float | None],
+        now: int,
+        reverse: bool,
+        live_only: bool,
     ) -> Iterable[Request]:
         sign = -1.0 if reverse else 1.0
 
@@ -315,8 +350,15 @@ def _search_text(request: Request) -> str:
     """What the filter looks in, besides the phase, in lower case."""
     if request.search_version != request.version:
         request.search = "\n".join(
-            (request.id, *request.names, request.client_id, request.route, request.tenant, request.finish_reason,
-             failure_of(request))
+            (
+                request.id,
+                *request.names,
+                request.client_id,
+                request.route,
+                request.tenant,
+                request.finish_reason,
+                failure_of(request),
+            )
         ).lower()
         request.search_version = request.version
     return request.search

@@ -1,8 +1,8 @@
 """What a screen or a report reads: immutable views of the state at one instant.
 
-A `Snapshot` is made by `TraceState.snapshot(...)` from events alone and is never changed afterwards; the TUI draws
-one a frame, `show` prints one, exports walk one. Times are monotonic ns of the trace's clock unless a name ends in
-`_ms`. `None` stands for *not known*: never for zero.
+A `Snapshot` is made by `TraceState.snapshot(...)` from events alone and is never changed
+afterwards; the TUI draws one a frame, `show` prints one, exports walk one. Times are monotonic ns
+of the trace's clock unless a name ends in `_ms`. `None` stands for *not known*: never for zero.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ class Limit(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of a request's bar on the time axis. `end` is None while it goes on. `waiting` marks time inside the
-    stage in which this request was not worked on (queue, gap between chunks, preempted)."""
+    """A stretch of a request's bar on the time axis. `end` is None while it goes on. `waiting`
+    marks time inside the stage in which this request was not worked on (queue, gap between chunks,
+    preempted)."""
 
     stage: Stage
     begin: int
@@ -75,9 +76,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class StageView:
-    """One row of the waterfall. `begin`, `end`: ns. `ms` duration so far; `wait_ms` the part of it spent waiting;
-    `share` of E2E, 0-1 (of the time so far in a `RequestDetail` of a live request, None in its row of a snapshot);
-    `parts` named sub-spans in ms (for example hop and queue of stage 4, the breakdown of decode)."""
+    """One row of the waterfall. `begin`, `end`: ns. `ms` duration so far; `wait_ms` the part of it
+    spent waiting; `share` of E2E, 0-1 (of the time so far in a `RequestDetail` of a live request,
+    None in its row of a snapshot); `parts` named sub-spans in ms (for example hop and queue of
+    stage 4, the breakdown of decode)."""
 
     stage: Stage
     status: Status
@@ -156,16 +158,19 @@ class RequestView:
     step_tokens: int | None = None
     """Tokens that it ran in the last step of its batch; None for one that is no member."""
     computed_tokens: int | None = None
-    """Tokens whose keys and values are in its blocks: how far it has got; None once they are released."""
+    """Tokens whose keys and values are in its blocks: how far it has got; None once they are
+    released."""
     reused_tokens: int | None = None
     """Tokens at the begin of its blocks that the prefix cache gave when it was last scheduled."""
 
 
 class Wait(NamedTuple):
-    """A request that waits for admission, and for what. `place` in its engine's line, from 1; `since` ns.
+    """A request that waits for admission, and for what. `place` in its engine's line, from 1;
+    `since` ns.
 
-    `limit` is what it waits for itself, or what the one in front of it (`behind`, an id) waits for. `needs` and `has`
-    in the unit of the limit: slots, tokens of a step, or blocks; None where they are not known.
+    `limit` is what it waits for itself, or what the one in front of it (`behind`, an id) waits for.
+    `needs` and `has` in the unit of the limit: slots, tokens of a step, or blocks; None where they
+    are not known.
     """
 
     id: str
@@ -179,7 +184,8 @@ class Wait(NamedTuple):
     behind: str = ""
     preempted: bool = False
     tokens: int | None = None
-    """Prompt, and after a preemption what had been generated: all to be computed but for what the cache gives."""
+    """Prompt, and after a preemption what had been generated: all to be computed but for what the
+    cache gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +260,8 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """One step, for histories. ns; `parts` in ms: schedule, prepare, embed, layers, head, sample, update."""
+    """One step, for histories. ns; `parts` in ms: schedule, prepare, embed, layers, head, sample,
+    update."""
 
     source: str
     n: int
@@ -273,7 +280,8 @@ class StepView:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What qualifies every figure on the screen; `window_s` the stretch of trace it was taken over."""
+    """What qualifies every figure on the screen; `window_s` the stretch of trace it was taken
+    over."""
 
     request_rate: float = 0.0
     """Requests received per second over the window."""
@@ -315,7 +323,8 @@ class CoverageRow:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state at `now`. `requests` are those asked for, in the order asked for; `total` how many there are in all."""
+    """The state at `now`. `requests` are those asked for, in the order asked for; `total` how many
+    there are in all."""
 
     now: int
     began: int
@@ -330,15 +339,18 @@ class Snapshot:
     live: int = 0
     finished: int = 0
     failed: int = 0
-    """Of those finished: with an error, by the engine, the server or the request itself (HTTP 4xx), or lost."""
+    """Of those finished: with an error, by the engine, the server or the request itself (HTTP 4xx),
+    or lost."""
     losses: Losses = Losses()
     coverage: tuple[CoverageRow, ...] = ()
     steps: Sequence[StepView] = ()
     """The most recent steps, oldest first."""
     kv_blocks: bytes = b""
-    """Block map of the first engine that traces block ids: a byte a block, 0 free, 1 cached, else 2 + request slot."""
+    """Block map of the first engine that traces block ids: a byte a block, 0 free, 1 cached, else 2
+    + request slot."""
     kv_since: bytes = b""
-    """For each block of the map the instant (packed i64 ns) since which it is only cached; meaningless for others."""
+    """For each block of the map the instant (packed i64 ns) since which it is only cached;
+    meaningless for others."""
     waits: tuple[Wait, ...] = ()
     """Who waits for admission, engine by engine in the order in which they will be taken."""
     numbers: Numbers | None = None
@@ -346,7 +358,8 @@ class Snapshot:
 
 
 def engines_of(snapshot: Snapshot) -> list[EngineView]:
-    """The processes that run an engine, in order; front ends and workers, which may say the same facts, left out."""
+    """The processes that run an engine, in order; front ends and workers, which may say the same
+    facts, left out."""
     return engines_among(snapshot.engines)
 
 

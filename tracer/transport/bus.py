@@ -1,9 +1,10 @@
 """One stream out of many sources, fanned out to many readers.
 
-Events of several processes are put in order of time within a short window; one that comes later than that goes out at
-once, out of order. Time decides about order only: an event stamped in the future is not waited for, and the clock of
-another host is laid beside ours by its shortest delay. Every subscriber has a bounded queue of its own: one that
-does not keep up loses the oldest deliveries, and is told so by a `Gap`, while the others lose nothing.
+Events of several processes are put in order of time within a short window; one that comes later
+than that goes out at once, out of order. Time decides about order only: an event stamped in the
+future is not waited for, and the clock of another host is laid beside ours by its shortest delay.
+Every subscriber has a bounded queue of its own: one that does not keep up loses the oldest
+deliveries, and is told so by a `Gap`, while the others lose nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ WINDOW: Final = 100 * NS_PER_MS
 """ns in which events of different sources are put in order: two drains of a publisher."""
 
 ROOM: Final = 200_000
-"""Events that wait for one subscriber: over a minute of a busy engine. Beyond it the oldest deliveries go."""
+"""Events that wait for one subscriber: over a minute of a busy engine. Beyond it the oldest
+deliveries go."""
 
 MAX_PENDING: Final = 200_000
 """Events held back for their order at most; beyond it they go out early."""
@@ -62,25 +64,30 @@ class Bus:
             self._waiting.append(source)
 
     def retain(self) -> None:
-        """From now on keep what is still true (`engine_hooks.protocol.attach_state`), for readers that come late."""
+        """From now on keep what is still true (`engine_hooks.protocol.attach_state`), for readers
+        that come late."""
         if self._retained is None:
             self._retained = {}
 
     def subscribe(self, room: int = ROOM, *, from_before: bool = False) -> Subscription:
-        """Everything from now on, for one reader; at most `room` events wait for it. It learns at once which sources
-        are there, and `from_before` also what is still true of them, as far as the bus retains it."""
+        """Everything from now on, for one reader; at most `room` events wait for it. It learns at
+        once which sources are there, and `from_before` also what is still true of them, as far as
+        the bus retains it."""
         subscription = Subscription(self, room)
         if self._closed:
             subscription.end()
             return subscription
         for source, header in self._headers.items():
-            kept = self._retained.get(source) if from_before and self._retained is not None else None
+            kept = (
+                self._retained.get(source) if from_before and self._retained is not None else None
+            )
             subscription.put(Delivery(source, header, kept.snapshot() if kept is not None else []))
         self._subscriptions.append(subscription)
         return subscription
 
     async def run(self) -> None:
-        """Carry events until every source has ended (there must have been one) or `aclose` is called."""
+        """Carry events until every source has ended (there must have been one) or `aclose` is
+        called."""
         self._running = True
         for source in self._waiting:
             self._read(source)
@@ -113,7 +120,7 @@ class Bus:
         with contextlib.suppress(ValueError):
             self._subscriptions.remove(subscription)
 
-    # --- in -------------------------------------------------------------------------------------------------------
+    # --- in ---------------------------------------------------------------------------------------
 
     def _read(self, source: AsyncIterable[Delivery]) -> None:
         reader = asyncio.create_task(self._carry(source))
@@ -132,10 +139,15 @@ class Bus:
             async for delivery in iterator:
                 names.add(delivery.source)
                 self._arrive(delivery)
-                await asyncio.sleep(0)  # a source that always has something may not starve the readers
-        except Exception as error:  # a defect in a source: its processes are gone for us, the others are not
+                # a source that always has something may not starve the readers
+                await asyncio.sleep(0)
+        except (
+            Exception
+        ) as error:  # a defect in a source: its processes are gone for us, the others are not
             for name in names & self._speaking:
-                self._arrive(Delivery(name, None, [SourceGone(self._now(), f"reading it failed: {error}")]))
+                self._arrive(
+                    Delivery(name, None, [SourceGone(self._now(), f"reading it failed: {error}")])
+                )
         finally:
             close = getattr(iterator, "aclose", None)
             if close is not None:
@@ -151,9 +163,13 @@ class Bus:
             self._hand_out(replace(delivery, events=[]))
         offset = self._offset(delivery, arrival)
         order = self._order
-        self._pending += [(min(event.t + offset, arrival), next(order), source, event) for event in delivery.events]
+        self._pending += [
+            (min(event.t + offset, arrival), next(order), source, event)
+            for event in delivery.events
+        ]
         if delivery.events and type(delivery.events[-1]) is SourceGone:
-            self._pending[-1] = (arrival, next(order), source, delivery.events[-1])  # after all that it ever said
+            # after all that it ever said
+            self._pending[-1] = (arrival, next(order), source, delivery.events[-1])
             self._speaking.discard(source)
             self._headers.pop(source, None)
             self._offsets.pop(source, None)
@@ -166,14 +182,18 @@ class Bus:
             return self._offsets.get(delivery.source, 0)
         delay = arrival - delivery.events[-1].t
         known = self._offsets.get(delivery.source, delay)
-        # Nothing is under way for an hour: of two that are so far apart one is of a stray stamp, which comes once.
-        offset = self._offsets[delivery.source] = delay if abs(delay - known) > LEAP else min(delay, known)
+        # Nothing is under way for an hour: of two that are so far apart one is of a stray stamp,
+        # which comes once.
+        offset = self._offsets[delivery.source] = (
+            delay if abs(delay - known) > LEAP else min(delay, known)
+        )
         return offset
 
-    # --- out ------------------------------------------------------------------------------------------------------
+    # --- out --------------------------------------------------------------------------------------
 
     def _release(self, *, everything: bool = False) -> None:
-        """Hand out what has waited for the window, in order; all of it when nobody is left who could say more."""
+        """Hand out what has waited for the window, in order; all of it when nobody is left who
+        could say more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -185,7 +205,9 @@ class Bus:
         horizon = self._now() - self._window
         ready = len(pending)
         if not everything:
-            ready = next((index for index, entry in enumerate(pending) if entry[0] > horizon), len(pending))
+            ready = next(
+                (index for index, entry in enumerate(pending) if entry[0] > horizon), len(pending)
+            )
         for source, entries in itertools.groupby(pending[:ready], key=lambda entry: entry[2]):
             self._hand_out(Delivery(source, None, [entry[3] for entry in entries]))
         del pending[:ready]
@@ -194,7 +216,8 @@ class Bus:
             self._timer = asyncio.get_running_loop().call_later(delay, self._release)
 
     def _nobody_else(self) -> bool:
-        """Whether no source can still say something that belongs before what is pending: none speaks, or one alone."""
+        """Whether no source can still say something that belongs before what is pending: none
+        speaks, or one alone."""
         if len(self._speaking) == 1:
             return self._speaking.issuperset(entry[2] for entry in self._pending)
         return not self._speaking
@@ -207,7 +230,9 @@ class Bus:
                 believed.meet(self._headers[delivery.source])
             for event in delivery.events:
                 believed.take(event)
-            self._retained.setdefault(delivery.source, Retained()).observe(delivery.events, believed.now)
+            self._retained.setdefault(delivery.source, Retained()).observe(
+                delivery.events, believed.now
+            )
             if type(last) is SourceGone:
                 del self._retained[delivery.source], self._believed[delivery.source]
         for subscription in self._subscriptions:
@@ -226,8 +251,9 @@ class _Loss:
 
 
 class Subscription(AsyncIterator[Delivery]):
-    """What one reader gets. Deliveries that do not fit are dropped, oldest first, and told as a `Gap` before the next
-    one of that source; headers, the ends of sources and earlier gaps are never lost."""
+    """What one reader gets. Deliveries that do not fit are dropped, oldest first, and told as a
+    `Gap` before the next one of that source; headers, the ends of sources and earlier gaps are
+    never lost."""
 
     def __init__(self, bus: Bus, room: int) -> None:
         self.lost = 0
@@ -303,4 +329,6 @@ def _after(loss: _Loss, delivery: Delivery) -> Delivery:
     if loss.gone is not None:
         told.append(loss.gone)
     header = delivery.header or loss.header
-    return Delivery(delivery.source, header, told + delivery.events, delivery.unknown + loss.unknown)
+    return Delivery(
+        delivery.source, header, told + delivery.events, delivery.unknown + loss.unknown
+    )

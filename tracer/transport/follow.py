@@ -13,7 +13,8 @@ from tracer.transport.bus import Bus
 
 async def follow(bus: Bus, state: TraceState) -> None:
     """Run the bus and fold all that it carries into `state`, until every source has ended."""
-    async with contextlib.aclosing(bus.subscribe()) as deliveries:  # before the bus runs: nothing is missed
+    # before the bus runs: nothing is missed
+    async with contextlib.aclosing(bus.subscribe()) as deliveries:
         carrying = asyncio.create_task(bus.run())
         try:
             async for delivery in deliveries:
@@ -30,8 +31,8 @@ async def follow(bus: Bus, state: TraceState) -> None:
 async def watch_for(
     sources: Iterable[AsyncIterable[Delivery]], seconds: float, state: TraceState | None = None
 ) -> TraceState:
-    """The state after following `sources` for so many seconds: what they told at once, and a little of what they do.
-    `state` is one to begin with."""
+    """The state after following `sources` for so many seconds: what they told at once, and a little
+    of what they do. `state` is one to begin with."""
     bus = Bus()
     for source in sources:
         bus.add(source)

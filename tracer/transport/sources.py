@@ -1,7 +1,8 @@
 """Where events come from: traced processes on this host, as asynchronous iterators of deliveries.
 
-A source never raises for what a peer does: losses are `Gap` events in place, and the end is a `SourceGone` that says
-in words what happened. `DirectorySource` follows every traced process of a directory; `discover` lists them.
+A source never raises for what a peer does: losses are `Gap` events in place, and the end is a
+`SourceGone` that says in words what happened. `DirectorySource` follows every traced process of a
+directory; `discover` lists them.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ CHUNK: Final = 256 * 1024
 """Bytes read at once."""
 
 AHEAD: Final = 64
-"""Deliveries that a directory's sources may be ahead of their reader; beyond it they wait, and the engine drops."""
+"""Deliveries that a directory's sources may be ahead of their reader; beyond it they wait, and the
+engine drops."""
 
 _KNOCK: Final = 0.25
 """Seconds between tries at a process that is busy or stopped."""
@@ -115,7 +117,11 @@ class LiveSource:
 
     async def _farewell(self, pid: int) -> str:
         """Why the stream ended: the process is over, or it only stopped talking."""
-        cut = f"; {self._intake.pending:,} bytes of its last frame are cut" if self._intake.pending else ""
+        cut = (
+            f"; {self._intake.pending:,} bytes of its last frame are cut"
+            if self._intake.pending
+            else ""
+        )
         patience = time.monotonic() + _DYING
         while alive(pid):
             if time.monotonic() > patience:
@@ -130,11 +136,14 @@ class LiveSource:
 class DirectorySource:
     """Every traced process whose socket is in a directory, or appears there while one iterates.
 
-    `pids` limits it to some processes. New sockets are looked for every `poll_s` seconds. The iteration never ends by
-    itself. Raises SocketError when the directory is there and not to be trusted.
+    `pids` limits it to some processes. New sockets are looked for every `poll_s` seconds. The
+    iteration never ends by itself. Raises SocketError when the directory is there and not to be
+    trusted.
     """
 
-    def __init__(self, directory: Path, *, pids: set[int] | None = None, poll_s: float = 0.2) -> None:
+    def __init__(
+        self, directory: Path, *, pids: set[int] | None = None, poll_s: float = 0.2
+    ) -> None:
         self._directory = directory
         self._pids = pids
         self._poll_s = poll_s
@@ -162,8 +171,11 @@ class DirectorySource:
         async with asyncio.TaskGroup() as readers:
             while True:
                 found = {path: file for path in self._paths() if (file := _file(path)) is not None}
-                # Not those that were not found: without a descriptor to spare a directory looks empty.
-                followed = {path: file for path, file in followed.items() if _file(path) is not None}
+                # Not those that were not found: without a descriptor to spare a directory looks
+                # empty.
+                followed = {
+                    path: file for path, file in followed.items() if _file(path) is not None
+                }
                 for path, file in found.items():
                     if followed.get(path) != file:
                         followed[path] = file
@@ -175,7 +187,9 @@ class DirectorySource:
             paths = scan(private_directory(self._directory, create=False))
         except SocketError:  # not there yet, or no longer to be trusted
             return []
-        return paths if self._pids is None else [path for path in paths if pid_of(path) in self._pids]
+        return (
+            paths if self._pids is None else [path for path in paths if pid_of(path) in self._pids]
+        )
 
     async def _follow(self, path: Path, queue: asyncio.Queue[Delivery], names: set[str]) -> None:
         name = ""
@@ -188,7 +202,9 @@ class DirectorySource:
                         return
                     if not name and delivery.source in names:
                         reason = "claims the name of another source: not following it"
-                        await queue.put(Delivery(path.stem, None, [SourceGone(clock.now(), reason)]))
+                        await queue.put(
+                            Delivery(path.stem, None, [SourceGone(clock.now(), reason)])
+                        )
                         return
                     name = name or delivery.source
                     names.add(name)
@@ -199,7 +215,8 @@ class DirectorySource:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A traced process that lives. `problem` says why it has no header: it does not answer, or is not ours."""
+    """A traced process that lives. `problem` says why it has no header: it does not answer, or is
+    not ours."""
 
     path: Path
     pid: int
@@ -210,8 +227,9 @@ class Found:
 def discover(directory: Path | None = None, *, timeout: float = 1.0) -> list[Found]:
     """Traced processes of this user that live now, in `directory` or wherever they usually are.
 
-    Connects to each for as long as it takes to say who it is, at most `timeout` seconds over all, and removes the
-    sockets of dead ones. Raises SocketError for a `directory` that is not to be trusted; one that is missing is empty.
+    Connects to each for as long as it takes to say who it is, at most `timeout` seconds over all,
+    and removes the sockets of dead ones. Raises SocketError for a `directory` that is not to be
+    trusted; one that is missing is empty.
     """
     found: list[Found] = []
     asked: dict[socket.socket, tuple[Path, FrameReader]] = {}

@@ -1,7 +1,9 @@
-"""What runs with the hooks on and can be joined: traced processes, grouped by what belongs together.
+"""What runs with the hooks on and can be joined: traced processes, grouped by what belongs
+together.
 
-A serving engine is often several processes: those of one `tracer run`, and those of which one is the parent of another,
-are one target. A target is named by its run, or by the pid of its first process.
+A serving engine is often several processes: those of one `tracer run`, and those of which one is
+the parent of another, are one target. A target is named by its run, or by the pid of its first
+process.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ class TargetError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Processes that belong together. `folder` is theirs alone when they are of one run: what joins later is found
-    there."""
+    """Processes that belong together. `folder` is theirs alone when they are of one run: what joins
+    later is found there."""
 
     name: str
     processes: tuple[Found, ...]
@@ -51,7 +53,8 @@ class Target:
 
 
 def find_target(wanted: str) -> Target | RemoteTarget:
-    """What `wanted` names: see `choose`, or ``ssh://HOST`` for the processes of another host, which are connected to.
+    """What `wanted` names: see `choose`, or ``ssh://HOST`` for the processes of another host, which
+    are connected to.
 
     Raises TargetError and LinkError.
     """
@@ -61,7 +64,8 @@ def find_target(wanted: str) -> Target | RemoteTarget:
 
 
 def find_targets() -> list[Target]:
-    """What can be joined now, oldest pid first. Takes up to a second for processes that do not answer."""
+    """What can be joined now, oldest pid first. Takes up to a second for processes that do not
+    answer."""
     found = [(one, None) for one in discover()]
     for folder in run_folders():
         found += [(one, folder) for one in discover(folder)]  # type: ignore[misc]
@@ -88,15 +92,17 @@ def group(found: Sequence[tuple[Found, Path | None]]) -> list[Target]:
 
 
 def _within(found: Found) -> tuple[str, int]:
-    """Host and pid as the process itself sees them. In a container they are its own: several may have the same pid, and
-    what we see from outside (`Found.pid`) is another number."""
+    """Host and pid as the process itself sees them. In a container they are its own: several may
+    have the same pid, and what we see from outside (`Found.pid`) is another number."""
     return ("", found.pid) if found.header is None else (found.header.host, found.header.pid)
 
 
 def _eldest(found: Found, there: dict[tuple[str, int], Found]) -> Found:
     """The traced process above it that has no traced parent. A circle (a lie) ends at its start."""
     seen = {found.path}
-    while (header := found.header) is not None and (parent := there.get((header.host, header.parent))) is not None:
+    while (header := found.header) is not None and (
+        parent := there.get((header.host, header.parent))
+    ) is not None:
         if parent.path in seen:
             break
         seen.add(parent.path)
@@ -105,14 +111,18 @@ def _eldest(found: Found, there: dict[tuple[str, int], Found]) -> Found:
 
 
 def choose(targets: Sequence[Target], wanted: str) -> Target:
-    """The target called `wanted`: a name or its beginning, a pid (of `tracer run` too, which ends the name of what it
-    runs), a socket, or a part of a process's title.
+    """The target called `wanted`: a name or its beginning, a pid (of `tracer run` too, which ends
+    the name of what it runs), a socket, or a part of a process's title.
 
     Raises TargetError when there is none or more than one.
     """
     exact = [target for target in targets if wanted in (target.name, *map(_pid, target.processes))
              or (wanted.isdecimal() and target.name.endswith("-" + wanted))]  # fmt: skip
-    sockets = [target for target in targets if any(_is_path(wanted, found.path) for found in target.processes)]
+    sockets = [
+        target
+        for target in targets
+        if any(_is_path(wanted, found.path) for found in target.processes)
+    ]
     loose = [target for target in targets if target.name.startswith(wanted) or any(
         wanted.lower() in _title(found).lower() for found in target.processes)]  # fmt: skip
     for matches in (exact, sockets, loose):
@@ -142,14 +152,31 @@ def _is_path(wanted: str, path: Path) -> bool:
 
 async def table(targets: Sequence[Target]) -> list[str]:
     """The targets for a reader: a heading, then a line a process."""
-    paths = [found.path for target in targets for found in target.processes if found.header is not None]
+    paths = [
+        found.path for target in targets for found in target.processes if found.header is not None
+    ]
     state = await watch_for([LiveSource(path) for path in paths], LOOK_S) if paths else None
-    engines = {engine.source: engine for engine in state.snapshot(limit=0).engines} if state is not None else {}
+    engines = (
+        {engine.source: engine for engine in state.snapshot(limit=0).engines}
+        if state is not None
+        else {}
+    )
     rows = [("NAME", "PID", "ROLE", "ENGINE", "MODEL", "SINCE")]
-    rows += [(target.name, str(one.pid), *_row(one, engines)) for target in targets for one in target.processes]
+    rows += [
+        (target.name, str(one.pid), *_row(one, engines))
+        for target in targets
+        for one in target.processes
+    ]
     widths = [max(len(clean(row[column])) for row in rows) for column in range(5)]
-    return ["  ".join([*(clean(cell).ljust(width) for cell, width in zip(row, widths, strict=False)), clean(row[5])])
-            for row in rows]  # fmt: skip
+    return [
+        "  ".join(
+            [
+                *(clean(cell).ljust(width) for cell, width in zip(row, widths, strict=False)),
+                clean(row[5]),
+            ]
+        )
+        for row in rows
+    ]
 
 
 def _row(found: Found, engines: dict[str, EngineView]) -> tuple[str, str, str, str]:

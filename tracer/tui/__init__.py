@@ -1,1 +1,2 @@
-"""The terminal interface: screens over `tracer.state.view`. The only package that imports textual."""
+"""The terminal interface: screens over `tracer.state.view`. The only package that imports
+textual."""

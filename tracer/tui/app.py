@@ -1,8 +1,8 @@
 """The app: feeds events into the state, draws ten frames a second, and owns what all screens share.
 
-One timer draws. Each frame takes one immutable snapshot and hands it to the screen in front, which redraws the cells
-that changed. A terminal that cannot keep up (its writes queue up) is skipped, never waited for; a screen on which
-nothing can have changed is not drawn at all.
+One timer draws. Each frame takes one immutable snapshot and hands it to the screen in front, which
+redraws the cells that changed. A terminal that cannot keep up (its writes queue up) is skipped,
+never waited for; a screen on which nothing can have changed is not drawn at all.
 """
 
 from __future__ import annotations
@@ -46,7 +46,14 @@ from tracer.tui.toolkit.canvas import label
 from tracer.tui.toolkit.line_input import LineInput
 from tracer.tui.toolkit.picture import write_picture
 from tracer.tui.toolkit.terminal import TerminalDriver, patient
-from tracer.tui.toolkit.theme import ASCII, PALETTES, Look, choose_glyphs, choose_palette, textual_theme
+from tracer.tui.toolkit.theme import (
+    ASCII,
+    PALETTES,
+    Look,
+    choose_glyphs,
+    choose_palette,
+    textual_theme,
+)
 from tracer.tui.watch import LiveWatch, Watch
 
 if TYPE_CHECKING:
@@ -57,7 +64,8 @@ if TYPE_CHECKING:
 
 FRAMES_PER_SECOND = 10
 IDLE_EVERY = 20
-"""With no live request and no new event, every so many frames are drawn: a heartbeat may still change a gauge."""
+"""With no live request and no new event, every so many frames are drawn: a heartbeat may still
+change a gauge."""
 TYPED_AHEAD: Final = 64
 """Keys that may come in one piece with one that opens a line."""
 NEWS_FOR = 80
@@ -73,8 +81,9 @@ WINDOWS = (10.0, 60.0, 600.0, math.inf)
 class TracerApp(App[int]):
     """The terminal interface over a feed. `log` and `traffic` add their keys where they are given.
 
-    `mode` names what is shown (``live``, ``replay``, ``demo``); `title` stands in the first line until an engine
-    has said what it is. `look` sets colours and glyphs, which else fit what the terminal says it can show.
+    `mode` names what is shown (``live``, ``replay``, ``demo``); `title` stands in the first line
+    until an engine has said what it is. `look` sets colours and glyphs, which else fit what the
+    terminal says it can show.
     """
 
     TITLE = "tracer"
@@ -109,7 +118,8 @@ class TracerApp(App[int]):
         return patient(super().get_driver_class())
 
     TABS: ClassVar[tuple[Tab, ...]] = TABS
-    """Screens that are reached by their number; each is made with a look, once, when it is first wanted."""
+    """Screens that are reached by their number; each is made with a look, once, when it is first
+    wanted."""
 
     def __init__(
         self,
@@ -181,8 +191,9 @@ class TracerApp(App[int]):
     # --- life
 
     async def on_event(self, event: events.Event) -> None:
-        """What was typed behind a key that opened a line, before the line was there, belongs into it: over a slow
-        connection keys come in one piece. Such keys went to the screen, and come up to here before they do anything."""
+        """What was typed behind a key that opened a line, before the line was there, belongs into
+        it: over a slow connection keys come in one piece. Such keys went to the screen, and come up
+        to here before they do anything."""
         if isinstance(event, events.Key):
             line = self.line
             if not event.is_forwarded:
@@ -213,7 +224,8 @@ class TracerApp(App[int]):
 
     @staticmethod
     def _settle_memory() -> None:
-        """Keep the garbage collector off what lives as long as the program: p95 of a frame from 63 to 7 ms."""
+        """Keep the garbage collector off what lives as long as the program: p95 of a frame from 63
+        to 7 ms."""
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 50, 100)
@@ -271,8 +283,16 @@ class TracerApp(App[int]):
         state = self.feed.state
         logged = len(self.engine_log.lines) if self.engine_log else 0
         news = None if self.lens.paused else (state.now, state.unknown, state.set_aside())
-        seen = (news, self.feed.status, self.lens.paused, screen, logged, self.note, self.note_is_news,
-                self.diagnosis.version)  # fmt: skip
+        seen = (
+            news,
+            self.feed.status,
+            self.lens.paused,
+            screen,
+            logged,
+            self.note,
+            self.note_is_news,
+            self.diagnosis.version,
+        )
         if seen == self._seen and (self.lens.paused or not state.requests.live):
             self._idle += 1
             if self._idle % IDLE_EVERY:
@@ -283,13 +303,15 @@ class TracerApp(App[int]):
         screen.draw()
 
     def _writable(self) -> bool:
-        """Whether the terminal has taken what was written; leaves when there is no terminal any more."""
+        """Whether the terminal has taken what was written; leaves when there is no terminal any
+        more."""
         writer = getattr(self._driver, "_writer_thread", None)
         if writer is None:
             return True
         queue = getattr(writer, "_queue", None)
         if not writer.is_alive():
-            # The terminal is gone. Nobody empties the queue any more: nothing may wait for room in it on the way out.
+            # The terminal is gone. Nobody empties the queue any more: nothing may wait for room in
+            # it on the way out.
             if queue is not None:
                 queue.maxsize = 0
             self.exit(return_code=128 + signal.SIGHUP)
@@ -324,7 +346,11 @@ class TracerApp(App[int]):
     def notices(self, snapshot: Snapshot) -> tuple[Notice, ...]:
         """What the banner has to say."""
         own = (Notice(self.trouble, True),) if self.trouble else ()
-        return own + (notices_of(snapshot) if self.outlets is None else alerted(self.outlets, notices_of(snapshot)))
+        return own + (
+            notices_of(snapshot)
+            if self.outlets is None
+            else alerted(self.outlets, notices_of(snapshot))
+        )
 
     def tell(self, news: News) -> None:
         """An alert fired or was resolved: in the event log, and for a moment over the screen."""
@@ -358,14 +384,14 @@ class TracerApp(App[int]):
         self.push_screen(RequestScreen(self.look, view.id))
 
     def keep(self, number: int, screen: FrameScreen) -> None:
-        """Let a number lead to a screen, which stays as it is left. Textual unmounts for good a screen that is popped
-        and not installed: pushed again, it would never paint."""
+        """Let a number lead to a screen, which stays as it is left. Textual unmounts for good a
+        screen that is popped and not installed: pushed again, it would never paint."""
         self._tabs[number] = screen
         self.install_screen(screen, screen.NAME)
 
     def action_tab(self, number: int) -> None:
-        """The screen of a number, with nothing over it. The Live screen lies under all others; 2 is the request that
-        its list has chosen, or the newest."""
+        """The screen of a number, with nothing over it. The Live screen lies under all others; 2 is
+        the request that its list has chosen, or the newest."""
         if number == REQUEST_TAB:
             self.action_tab(1)
             self.live.action_open()
@@ -376,7 +402,11 @@ class TracerApp(App[int]):
         if number not in self._tabs:
             self.keep(number, tab.kind()(self.look))
         wanted = self._tabs[number]
-        while len(self.screen_stack) > 1 and self.screen is not self.live and self.screen is not wanted:
+        while (
+            len(self.screen_stack) > 1
+            and self.screen is not self.live
+            and self.screen is not wanted
+        ):
             self.pop_screen()
         if self.screen is not wanted:
             self.push_screen(wanted)
@@ -415,7 +445,9 @@ class TracerApp(App[int]):
     def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
         """Save what is seen as an SVG and say where."""
         name = filename or f"tracer-{self.feed.now() // NS_PER_S}.svg"
-        target = write_picture(self.export_screenshot(title="tracer"), name, Path(path) if path else None)
+        target = write_picture(
+            self.export_screenshot(title="tracer"), name, Path(path) if path else None
+        )
         if target is None:
             self.say("no folder to write a screenshot to", grave=True)
         else:
@@ -434,7 +466,10 @@ class TracerApp(App[int]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Traffic keys exist only where there is traffic, numbers only for screens that exist."""
         if action == "tab":
-            return bool(parameters) and parameters[0] in (REQUEST_TAB, *(tab.number for tab in self.TABS))
+            return bool(parameters) and parameters[0] in (
+                REQUEST_TAB,
+                *(tab.number for tab in self.TABS),
+            )
         if action in ("faster", "slower", "burst", "stop_traffic", "ask"):
             return self.traffic is not None
         if action in ("record", "flight"):
@@ -502,7 +537,9 @@ class TracerApp(App[int]):
     def action_record(self) -> None:
         """Start or end a recording of what is shown."""
         if self.tape is not None:
-            self.run_worker(self._record(self.tape), name="record", group="record", exit_on_error=False)
+            self.run_worker(
+                self._record(self.tape), name="record", group="record", exit_on_error=False
+            )
 
     async def _record(self, tape: Tape) -> None:
         self.note = await tape.toggle()
@@ -519,15 +556,21 @@ class TracerApp(App[int]):
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """What the palette offers: what the keys do, and what has no key."""
         for tab in self.TABS:
-            yield SystemCommand(tab.name, f"The {tab.name} screen", lambda n=tab.number: self.action_tab(n))
+            yield SystemCommand(
+                tab.name, f"The {tab.name} screen", lambda n=tab.number: self.action_tab(n)
+            )
         yield SystemCommand("Help", "Keys, stages and glyphs", self.action_help)
-        yield SystemCommand("Pause", "Freeze what is shown; events are still taken in", self.action_pause)
+        yield SystemCommand(
+            "Pause", "Freeze what is shown; events are still taken in", self.action_pause
+        )
         yield SystemCommand("Screenshot", "Save the screen as an SVG file", self.action_screenshot)
         yield SystemCommand("Window", "Take the figures over the next window", self.action_window)
         for name, palette in PALETTES.items():
             if palette.depth == 24 or palette.name == self.look.palette.name:
                 yield SystemCommand(
-                    f"Colours: {name.removeprefix('tracer-')}", "Change the palette", lambda n=name: self.use_palette(n)
+                    f"Colours: {name.removeprefix('tracer-')}",
+                    "Change the palette",
+                    lambda n=name: self.use_palette(n),
                 )
         if isinstance(screen, LiveScreen):
             yield SystemCommand("Filter", "Show only requests that match", screen.action_filter)
@@ -536,19 +579,28 @@ class TracerApp(App[int]):
             yield SystemCommand("Sort", "Order by the next column", screen.action_sort)
             yield SystemCommand("Panels", "Show or hide the panels", screen.action_panels)
             if self.engine_log is not None:
-                yield SystemCommand("Engine log", "Show or hide what the engine writes", screen.action_log)
+                yield SystemCommand(
+                    "Engine log", "Show or hide what the engine writes", screen.action_log
+                )
         if self.tape is not None:
-            yield SystemCommand("Record", "Start or end a recording of what is shown", self.action_record)
+            yield SystemCommand(
+                "Record", "Start or end a recording of what is shown", self.action_record
+            )
             if self.tape.flying:
-                yield SystemCommand("Flight recording", "Write the last minutes to a file", self.action_flight)
+                yield SystemCommand(
+                    "Flight recording", "Write the last minutes to a file", self.action_flight
+                )
         if self.traffic is not None:
             yield SystemCommand("Burst", "Send a handful of requests at once", self.action_burst)
-            yield SystemCommand("Arrivals", "Stop or resume the demonstration's traffic", self.action_stop_traffic)
+            yield SystemCommand(
+                "Arrivals", "Stop or resume the demonstration's traffic", self.action_stop_traffic
+            )
         yield SystemCommand("Quit", "Leave", self.exit)
 
 
 def _replace_unencodable() -> None:
-    """Let a terminal of another encoding show question marks for what it cannot: as many as the glyph takes cells."""
+    """Let a terminal of another encoding show question marks for what it cannot: as many as the
+    glyph takes cells."""
 
     def cells(error: UnicodeError) -> tuple[str, int]:
         if not isinstance(error, UnicodeEncodeError):

@@ -1,4 +1,5 @@
-"""The Budget and Journey screens without any engine: the same app over a trace in which nothing happens."""
+"""The Budget and Journey screens without any engine: the same app over a trace in which nothing
+happens."""
 
 from __future__ import annotations
 
@@ -43,11 +44,17 @@ class BudgetApp(TracerApp):
 
 
 def desk_of(made: Budget) -> Desk:
-    """A desk with the setting of a budget. Its KV pool stays the one that was given, if it is not the device's own."""
+    """A desk with the setting of a budget. Its KV pool stays the one that was given, if it is not
+    the device's own."""
     from tracer.analysis.budget.capacity import pool
 
     desk = Desk()
-    desk.model, desk.device, desk.efficiency, desk.workload = made.model, made.device, made.efficiency, made.workload
+    desk.model, desk.device, desk.efficiency, desk.workload = (
+        made.model,
+        made.device,
+        made.efficiency,
+        made.workload,
+    )
     desk.counting, desk.tp, desk.ignore_kv = made.counting, made.tp, made.ignore_kv
     desk.block_size, desk.longest = made.capacity.block_size, made.capacity.longest
     if made.capacity.pool_bytes != max(0.0, pool(made.model, made.device, made.tp)):

@@ -1,4 +1,5 @@
-"""``tracer compare --screen``: the app over traces that do not go on, with the Compare screen in front."""
+"""``tracer compare --screen``: the app over traces that do not go on, with the Compare screen in
+front."""
 
 from __future__ import annotations
 
@@ -34,8 +35,15 @@ class StillFeed:
 class CompareApp(TracerApp):
     """The screens of the last trace, and in front of them how it compares with the others."""
 
-    def __init__(self, traces: Sequence[Trace], state: TraceState, *, percentile: str = "p50", match: str = "length",
-                 look: Look | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        traces: Sequence[Trace],
+        state: TraceState,
+        *,
+        percentile: str = "p50",
+        match: str = "length",
+        look: Look | None = None,
+    ) -> None:
         super().__init__(StillFeed(state), title=traces[-1].context.name, mode="compare", look=look)
         screen = CompareScreen(self.look)
         screen.give(traces, percentile, match)

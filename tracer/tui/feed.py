@@ -1,12 +1,14 @@
-"""What an app is fed with: the seams at which a live engine, a replayed file or a demonstration is put in.
+"""What an app is fed with: the seams at which a live engine, a replayed file or a demonstration is
+put in.
 
-An app knows these protocols only, so that the same screens show any of them and tests inject their own clock.
+An app knows these protocols only, so that the same screens show any of them and tests inject their
+own clock.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 from engine_hooks.protocol import clock
@@ -14,31 +16,35 @@ from engine_hooks.protocol.clock import NS_PER_MS
 from engine_hooks.protocol.events import SourceGone
 from engine_hooks.protocol.stream_decoder import Delivery
 from tracer.state.trace_state import TraceState
-from tracer.transport.bus import Bus
 
 
 class Feed(Protocol):
     """Where events come from and what time it is there.
 
-    `state` is the fold that the screens read; `status` one or two words about the stream (``connecting…``,
-    ``● LIVE``, ``ended``).
+    `state` is the fold that the screens read; `status` one or two words about the stream
+    (``connecting…``, ``● LIVE``, ``ended``).
     """
 
     state: TraceState
     status: str
 
     def now(self) -> int:
-        """The trace's clock in monotonic ns: the present for a live engine, the playhead for a replay."""
+        """The trace's clock in monotonic ns: the present for a live engine, the playhead for a
+        replay."""
 
     async def run(self) -> None:
-        """Pull events into the state until the stream ends. The app runs it as a worker and cancels it on exit."""
+        """Pull events into the state until the stream ends. The app runs it as a worker and cancels
+        it on exit."""
 
 
 class EngineLog(Protocol):
     """Recent lines of the engine's own output, which must never be painted over the screen."""
 
-    lines: Sequence[str]
     path: str
+
+    @property
+    def lines(self) -> Sequence[str]:
+        """The latest of them, oldest first."""
 
     def add(self, line: str) -> None:
         """Append a line of our own."""
@@ -90,14 +96,31 @@ class Evidence(Protocol):
         """Keep what may be asked for. The app runs it as a worker and cancels it on exit."""
 
     async def write(self, rule: str, start: int, end: int | None) -> str:
-        """Write a small recording around a finding of `rule` that began at `start` and ended at `end` (ns; None: it
-        goes on); what came of it, in one sentence."""
+        """Write a small recording around a finding of `rule` that began at `start` and ended at
+        `end` (ns; None: it goes on); what came of it, in one sentence."""
 
 
 LAG = 150 * NS_PER_MS
 """A publisher's drain and the bus's window for putting sources in order."""
 CHUNK = 2_000
-"""Events applied before the screen gets a turn: some 10 ms. The snapshot that a late viewer gets can be far longer."""
+"""Events applied before the screen gets a turn: some 10 ms. The snapshot that a late viewer gets
+can be far longer."""
+
+
+class Deliveries(Protocol):
+    """What a reader of a bus gets, until every source has ended."""
+
+    def __aiter__(self) -> AsyncIterator[Delivery]: ...
+
+    async def aclose(self) -> None:
+        """Get no more."""
+
+
+class Bus(Protocol):
+    """Carries what engines emit; `tracer.transport.bus` has the one in use."""
+
+    def subscribe(self) -> Deliveries:
+        """Everything from now on."""
 
 
 class LiveFeed:
@@ -109,8 +132,8 @@ class LiveFeed:
         self.status = "connecting…"
 
     def now(self) -> int:
-        """The host's monotonic clock, which is that of its engines, less what an event takes to get here: a bar that
-        ran ahead of the events would have to be taken back at its end."""
+        """The host's monotonic clock, which is that of its engines, less what an event takes to get
+        here: a bar that ran ahead of the events would have to be taken back at its end."""
         return max(self.state.now, clock.now() - LAG)
 
     async def run(self) -> None:

@@ -1,8 +1,9 @@
-"""Which requests the list shows and which of them is selected: a cursor over an order that keeps changing.
+"""Which requests the list shows and which of them is selected: a cursor over an order that keeps
+changing.
 
-Positions are counted from the newest request (or the first of another order), so that a list that follows the newest
-needs no arithmetic, and the selection is a request, not a position: when the order changes under it, it stays on the
-same request.
+Positions are counted from the newest request (or the first of another order), so that a list that
+follows the newest needs no arithmetic, and the selection is a request, not a position: when the
+order changes under it, it stays on the same request.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ JUMP: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What to ask the state for: `offset` requests of that order are left out, `limit` given at most."""
+    """What to ask the state for: `offset` requests of that order are left out, `limit` given at
+    most."""
 
     sort: str = "received"
     reverse: bool = True
@@ -44,7 +46,8 @@ class Listing:
         self.text = ""
         self.live_only = False
         self.offset = 0
-        """Requests between the newest one and the last row; below zero when rows at the bottom are still empty."""
+        """Requests between the newest one and the last row; below zero when rows at the bottom are
+        still empty."""
         self._height = 1
         self.total = 0
         self.following = True
@@ -57,7 +60,8 @@ class Listing:
         self._wanted: int | None = None
         """Row to select once the state has answered a scroll."""
         self._settled = False
-        """Whether `rows` are what the present offset and order show, so that a drift against them means news."""
+        """Whether `rows` are what the present offset and order show, so that a drift against them
+        means news."""
 
     @property
     def height(self) -> int:
@@ -79,19 +83,24 @@ class Listing:
 
     @property
     def newest_last(self) -> bool:
-        """Whether the newest request stands at the bottom, where a list that follows is anchored."""
+        """Whether the newest request stands at the bottom, where a list that follows is
+        anchored."""
         return self.by_arrival and not self.flipped
 
     @property
     def query(self) -> Query:
         """What to ask the state for now."""
         limit = max(1, self.height + min(0, self.offset))
-        return Query(self.sort, not self.flipped, self.text, self.live_only, limit, max(0, self.offset))
+        return Query(
+            self.sort, not self.flipped, self.text, self.live_only, limit, max(0, self.offset)
+        )
 
     def take(self, requests: Sequence[RequestView], total: int, arrived: int | None = None) -> bool:
-        """Accept the state's answer to `query`; True when it has to be asked again because the order moved.
+        """Accept the state's answer to `query`; True when it has to be asked again because the
+        order moved.
 
-        `arrived`: how many requests there ever were, which goes on rising when old ones are forgotten.
+        `arrived`: how many requests there ever were, which goes on rising when old ones are
+        forgotten.
         """
         self.total = total
         most = max(0, total - self.height)
@@ -107,7 +116,9 @@ class Listing:
             rows = rows[-max(1, count - self._page_start(count)) :]
         if self._settled and not self.following and self.by_arrival:
             drift = self._drift(rows)
-            offset = max(1 - self.height, min(most, self.offset + (-drift if self.newest_last else drift)))
+            offset = max(
+                1 - self.height, min(most, self.offset + (-drift if self.newest_last else drift))
+            )
             if offset != self.offset:
                 self.offset = offset
                 self._settled = False
@@ -118,21 +129,25 @@ class Listing:
             self.select(max(0, min(len(rows) - 1, self._wanted)))
         self._wanted = None
         if self.selected is not None:
-            self.cursor = next((i for i, view in enumerate(rows) if view.key == self.selected), self.cursor)
+            self.cursor = next(
+                (i for i, view in enumerate(rows) if view.key == self.selected), self.cursor
+            )
             found = next((view for view in rows if view.key == self.selected), None)
             self._known = (found.key, found.id) if found is not None else self._known
         return False
 
     def _page_start(self, count: int) -> int:
-        """Number of the first row in sight while the list follows: it moves on by part of a screenful, so that rows
-        stand still in between."""
+        """Number of the first row in sight while the list follows: it moves on by part of a
+        screenful, so that rows stand still in between."""
         jump = max(1, self.height // JUMP)
         return max(0, -(-(count - self.height) // jump) * jump)
 
     def _drift(self, rows: Sequence[RequestView]) -> int:
         """By how many rows the requests that were in sight have moved down."""
         places = {view.key: index for index, view in enumerate(rows)}
-        known = [(abs(index - self.cursor), index, view.key) for index, view in enumerate(self.rows)]
+        known = [
+            (abs(index - self.cursor), index, view.key) for index, view in enumerate(self.rows)
+        ]
         for _, index, key in sorted(known):
             if key in places:
                 return places[key] - index
@@ -140,15 +155,19 @@ class Listing:
 
     @property
     def current(self) -> RequestView | None:
-        """The selected request, if it is in sight; without a selection the one at the anchored end."""
+        """The selected request, if it is in sight; without a selection the one at the anchored
+        end."""
         if self.selected is None:
             return (self.rows[-1] if self.newest_last else self.rows[0]) if self.rows else None
         return next((view for view in self.rows if view.key == self.selected), None)
 
     @property
     def chosen_id(self) -> str | None:
-        """Id of the selected request, also when it has gone out of sight; None without a selection."""
-        return self._known[1] if self._known is not None and self._known[0] == self.selected else None
+        """Id of the selected request, also when it has gone out of sight; None without a
+        selection."""
+        return (
+            self._known[1] if self._known is not None and self._known[0] == self.selected else None
+        )
 
     def move(self, rows: int) -> None:
         """Move the selection by rows (+ is down), scrolling where it leaves the list."""
@@ -173,7 +192,9 @@ class Listing:
         """Scroll by rows (+ is down); the selection stays on its request."""
         self._hold()
         most = max(0, self.total - self.height)
-        self.offset = max(min(0, self.offset), min(most, self.offset + (-rows if self.newest_last else rows)))
+        self.offset = max(
+            min(0, self.offset), min(most, self.offset + (-rows if self.newest_last else rows))
+        )
         self._settled = False
         self._wanted = None
 

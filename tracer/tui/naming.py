@@ -35,7 +35,10 @@ def phase_text(view: RequestView, look: Look) -> tuple[str, Style]:
         if view.error or reason in FAILED:
             if (view.status_code or 0) < 400:
                 return reason, look.bad
-            return f"failed {view.status_code}" if reason == "failed" else f"HTTP {view.status_code}", look.bad
+            return (
+                f"failed {view.status_code}" if reason == "failed" else f"HTTP {view.status_code}",
+                look.bad,
+            )
         if view.disconnected or reason in ("cancelled", "abort"):
             return reason, look.warn
         return reason, look.dim
@@ -66,6 +69,10 @@ def place_of(finding: Finding) -> str:
 
 
 _ELSEWHERE: Final = {
-    "host-stall": "host", "cpu-oversubscription": "machine", "everything-slower": "machine", "idle-clocks": "device",
-    "engine-dead": "engine", "outside": "outside",
-}  # fmt: skip
+    "host-stall": "host",
+    "cpu-oversubscription": "machine",
+    "everything-slower": "machine",
+    "idle-clocks": "device",
+    "engine-dead": "engine",
+    "outside": "outside",
+}

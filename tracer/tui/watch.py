@@ -1,7 +1,9 @@
-"""What a diagnosis says of what is shown: of the last minute of a live engine, or of a whole recording.
+"""What a diagnosis says of what is shown: of the last minute of a live engine, or of a whole
+recording.
 
-Neither may hold up a frame. A live state is read a few milliseconds at a time between frames, and the rules, which
-look at what was read and change nothing, are asked in a thread. A recording is read by a process of its own.
+Neither may hold up a frame. A live state is read a few milliseconds at a time between frames, and
+the rules, which look at what was read and change nothing, are asked in a thread. A recording is
+read by a process of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 LOOK_S: Final = 2.0
 """Seconds between two looks at a live state."""
 SHARE: Final = 0.05
-"""Share of the time that looking may take while someone reads what it says: beyond it looks become rarer."""
+"""Share of the time that looking may take while someone reads what it says: beyond it looks become
+rarer."""
 BEHIND: Final = 0.01
 """Likewise while no one does."""
 READ_S: Final = 3.0
@@ -36,10 +39,13 @@ SLICE_S: Final = 0.004
 SWITCH_S: Final = 0.001
 """Seconds after which the thread that asks the rules gives way to a frame (Python's own: 5 ms)."""
 NEAR_NS: Final = 3 * NS_PER_S
-"""A finding at whose begin the playhead has arrived is told; one that is jumped over by more is not."""
+"""A finding at whose begin the playhead has arrived is told; one that is jumped over by more is
+not."""
+
 
 class Watch(Protocol):
-    """What the Diagnosis screen shows. `findings`: those that go on, the costliest first, then those that are over."""
+    """What the Diagnosis screen shows. `findings`: those that go on, the costliest first, then
+    those that are over."""
 
     version: int
     """Rises with each change."""
@@ -161,13 +167,16 @@ class LiveWatch:
                 seen = self._feed.state.now
                 try:
                     await self.look(live)
-                except Exception as error:  # a defect in a rule must not end the viewer, and must be seen
+                except (
+                    Exception
+                ) as error:  # a defect in a rule must not end the viewer, and must be seen
                     self.trouble = f"the diagnosis failed: {type(error).__name__}: {error}"
                 rest = max(LOOK_S, self.took_ms / 1e3 / BEHIND)
             await self._rest(rest, max(LOOK_S, self.took_ms / 1e3 / SHARE))
 
     async def _rest(self, seconds: float, at_least: float) -> None:
-        """Rest for so many seconds, or for `at_least` so many once someone reads what the looks tell."""
+        """Rest for so many seconds, or for `at_least` so many once someone reads what the looks
+        tell."""
         begin = time.monotonic()
         while (passed := time.monotonic() - begin) < seconds:
             if time.monotonic() - self._wanted_at < READ_S:
@@ -199,7 +208,11 @@ class LiveWatch:
         self.took_ms = (worked + judged[1]) * 1e3
         self._news += fresh
         current = live.current
-        over = [finding for finding in reversed(live.findings) if finding.end is not None and finding not in current]
+        over = [
+            finding
+            for finding in reversed(live.findings)
+            if finding.end is not None and finding not in current
+        ]
         self._findings = (*current, *over)
         self._going_on = len(current)
         self._cannot_tell = live.cannot_tell
@@ -207,7 +220,8 @@ class LiveWatch:
         looked = judged[0]
         self._until = looked.now
         self._scope = (
-            f"the last {(looked.now - looked.began) / NS_PER_S:,.0f} s: {looked.requests:,} requests, "
+            f"the last {(looked.now - looked.began) / NS_PER_S:,.0f} s: {looked.requests:,} "
+            "requests, "
             f"{looked.steps:,} steps"
         )
         self.version += 1
@@ -220,8 +234,9 @@ def _timed(live: LiveDiagnosis, evidence: Evidence) -> tuple[Diagnosis, float]:
 
 
 class FileWatch:
-    """Has a whole recording diagnosed once, when somebody wants to know, and tells each finding when the playhead gets
-    to it. `diagnose` does it; it may take long, and raise OSError with the reason in words."""
+    """Has a whole recording diagnosed once, when somebody wants to know, and tells each finding
+    when the playhead gets to it. `diagnose` does it; it may take long, and raise OSError with the
+    reason in words."""
 
     def __init__(self, player: Player, diagnose: Callable[[], Awaitable[Diagnosis]]) -> None:
         self.version = 0
@@ -254,7 +269,8 @@ class FileWatch:
         if found is None:
             return ""
         return (
-            f"the whole recording, {(found.now - found.began) / NS_PER_S:,.0f} s: {found.requests:,} requests, "
+            f"the whole recording, {(found.now - found.began) / NS_PER_S:,.0f} s: "
+            f"{found.requests:,} requests, "
             f"{found.steps:,} steps"
         )
 

@@ -1,4 +1,5 @@
-"""On the path of an engine's processes: each counts the engine's objects that live in it when SIGUSR2 asks.
+"""On the path of an engine's processes: each counts the engine's objects that live in it when
+SIGUSR2 asks.
 
 The count goes to the folder that ``TRACER_TEST_CENSUS`` names, as PID.json: class → how many.
 """

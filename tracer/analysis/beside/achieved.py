@@ -1,4 +1,5 @@
-"""What an engine gets out of its device: the FLOPs and bytes of its last steps over the time that they took."""
+"""What an engine gets out of its device: the FLOPs and bytes of its last steps over the time that
+they took."""
 
 from __future__ import annotations
 
@@ -25,9 +26,10 @@ MOST_STEPS: Final = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Achieved:
-    """`flops` and `bytes` a second while steps ran, each device's share under tensor parallelism; `busy` the share of
-    the time in which one did, 0-1. Both are reckoned from the model's shape, not measured: exact for matrix products
-    and weights, while the context of each sequence is taken from the blocks in use."""
+    """`flops` and `bytes` a second while steps ran, each device's share under tensor parallelism;
+    `busy` the share of the time in which one did, 0-1. Both are reckoned from the model's shape,
+    not measured: exact for matrix products and weights, while the context of each sequence is taken
+    from the blocks in use."""
 
     flops: float
     bytes: float
@@ -35,9 +37,11 @@ class Achieved:
     steps: int
 
 
-def achieved(state: TraceState, engine: EngineView, now: int, window_s: float = WINDOW_S) -> Achieved | None:
-    """Of the steps of `engine` in the `window_s` before `now` (ns). None when there was none, or when the engine told
-    too little about its model."""
+def achieved(
+    state: TraceState, engine: EngineView, now: int, window_s: float = WINDOW_S
+) -> Achieved | None:
+    """Of the steps of `engine` in the `window_s` before `now` (ns). None when there was none, or
+    when the engine told too little about its model."""
     source = state.sources.get(engine.source)
     if source is None:
         return None
@@ -49,17 +53,26 @@ def achieved(state: TraceState, engine: EngineView, now: int, window_s: float = 
     history = source.batch.history
     begin = now - int(window_s * NS_PER_S)
     first = len(history.steps)
-    while first > 0 and len(history.steps) - first < MOST_STEPS and history.steps[first - 1].t >= begin:
+    while (
+        first > 0
+        and len(history.steps) - first < MOST_STEPS
+        and history.steps[first - 1].t >= begin
+    ):
         first -= 1
     steps = history.steps[first:]
     if not steps:
         return None
     begins = np.array([step.t for step in steps], np.float64)
-    ends = np.array([max(history.tokens[first + at], step.t + step.end) for at, step in enumerate(steps)], np.float64)
+    ends = np.array(
+        [max(history.tokens[first + at], step.t + step.end) for at, step in enumerate(steps)],
+        np.float64,
+    )
     # Steps that overlap (one is prepared while another runs) count once.
     reached = np.maximum.accumulate(np.concatenate(([begins[0]], ends[:-1])))
     busy_s = float(np.maximum(ends - np.maximum(begins, reached), 0.0).sum()) / NS_PER_S
-    span_s = max(now - (begin if first == 0 or len(steps) < MOST_STEPS else steps[0].t), 1) / NS_PER_S
+    span_s = (
+        max(now - (begin if first == 0 or len(steps) < MOST_STEPS else steps[0].t), 1) / NS_PER_S
+    )
     if busy_s <= 0.0:
         return None
     tokens = np.array([max(0, step.tokens) for step in steps], np.float64)
@@ -74,11 +87,15 @@ def achieved(state: TraceState, engine: EngineView, now: int, window_s: float = 
     flops = costs.matrix_flops(tokens, members) + attention
     moved = costs.weight_bytes(tokens) + costs.kv_bytes(context) + costs.kv_bytes(1.0) * tokens
     return Achieved(
-        float(np.sum(flops)) / busy_s, float(np.sum(moved * np.ones_like(tokens))) / busy_s, min(1.0, busy_s / span_s),
+        float(np.sum(flops)) / busy_s,
+        float(np.sum(moved * np.ones_like(tokens))) / busy_s,
+        min(1.0, busy_s / span_s),
         len(steps),
-    )  # fmt: skip
+    )
 
 
 def _costs(model: ModelShape, parallel: int) -> Costs:
     # Only quantities are asked for, which are the same on every device.
-    return Costs(model, next(iter(DEVICES.values())), Efficiency(), Counting.EXACT, max(1, parallel))
+    return Costs(
+        model, next(iter(DEVICES.values())), Efficiency(), Counting.EXACT, max(1, parallel)
+    )

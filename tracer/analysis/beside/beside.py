@@ -1,7 +1,8 @@
-"""Expected values beside measured ones: for the screens and for `show`, from what is known without measuring anything.
+"""Expected values beside measured ones: for the screens and for `show`, from what is known without
+measuring anything.
 
-The step is the one that a calibration kept for such an engine, else theory's for the device that it named. Where
-neither is known there is no expected value, and `basis` says why.
+The step is the one that a calibration kept for such an engine, else theory's for the device that it
+named. Where neither is known there is no expected value, and `basis` says why.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _NOTHING: Final[Mapping[Stage, float]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """Where an engine's expected values come from. `known`: whether there are any; `text`: from what, or why not."""
+    """Where an engine's expected values come from. `known`: whether there are any; `text`: from
+    what, or why not."""
 
     known: bool
     text: str
@@ -74,12 +76,26 @@ class Beside:
         if kept is not None and step is not None:
             tuned = Efficiency(kept.mfu, kept.mbu, step.host_ms + step.after_ms + step.gap_ms,
                                step.host_sequence_ms * 1e3, step.roofline)  # fmt: skip
-            return Basis(True, "a step fitted to a recording of this engine", device, step, tuned, kept.sentence)
-        return Basis(True, f"theory: {device.title}, MFU {device.mfu:.2f}, MBU {device.mbu:.2f}, no host", device)
+            return Basis(
+                True,
+                "a step fitted to a recording of this engine",
+                device,
+                step,
+                tuned,
+                kept.sentence,
+            )
+        return Basis(
+            True,
+            f"theory: {device.title}, MFU {device.mfu:.2f}, MBU {device.mbu:.2f}, no host",
+            device,
+        )
 
-    def stages(self, engine: EngineView | None, request: RequestDetail | RequestView) -> Mapping[Stage, float]:
-        """Expected ms of each stage of a request; empty when nothing can be expected. Of a `RequestDetail` the batch is
-        the mean over its tokens, of a `RequestView` that of its last step."""
+    def stages(
+        self, engine: EngineView | None, request: RequestDetail | RequestView
+    ) -> Mapping[Stage, float]:
+        """Expected ms of each stage of a request; empty when nothing can be expected. Of a
+        `RequestDetail` the batch is the mean over its tokens, of a `RequestView` that of its last
+        step."""
         view = request.view if isinstance(request, RequestDetail) else request
         found = self._expectation(engine)
         if found is None:
@@ -90,15 +106,23 @@ class Beside:
         return found.stages(view, batch)
 
     def first_ms(self, engine: EngineView | None, view: RequestView) -> float | None:
-        """ms from received to the first token that a request should take; None when nothing can be expected.
+        """ms from received to the first token that a request should take; None when nothing can be
+        expected.
 
-        Reckoned once for requests of about the same length in about the same company: a screen full of them costs next
-        to nothing.
+        Reckoned once for requests of about the same length in about the same company: a screen full
+        of them costs next to nothing.
         """
         if engine is None or not view.prompt_tokens:
             return None
-        key = (engine.source, engine.name, engine.device, _bucket(view.prompt_tokens), _bucket(view.cached_tokens or 0),
-               _bucket(view.batch or 1), len(view.chunks))  # fmt: skip
+        key = (
+            engine.source,
+            engine.name,
+            engine.device,
+            _bucket(view.prompt_tokens),
+            _bucket(view.cached_tokens or 0),
+            _bucket(view.batch or 1),
+            len(view.chunks),
+        )
         if key not in self._firsts:
             if len(self._firsts) >= _KEPT:
                 self._firsts.clear()
@@ -107,11 +131,16 @@ class Beside:
             self._firsts[key] = first if stages else None
         return self._firsts[key]
 
-    def e2e_ms(self, engine: EngineView | None, request: RequestDetail | RequestView) -> float | None:
-        """ms from received to closed that a request should take; None when nothing can be expected."""
+    def e2e_ms(
+        self, engine: EngineView | None, request: RequestDetail | RequestView
+    ) -> float | None:
+        """ms from received to closed that a request should take; None when nothing can be
+        expected."""
         stages = self.stages(engine, request)
         # Stage 10 goes on beside stage 11.
-        return sum(ms for stage, ms in stages.items() if stage is not Stage.STREAM) if stages else None
+        return (
+            sum(ms for stage, ms in stages.items() if stage is not Stage.STREAM) if stages else None
+        )
 
     def _expectation(self, engine: EngineView | None) -> Expectation | None:
         if engine is None:

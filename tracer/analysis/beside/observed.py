@@ -1,5 +1,5 @@
-"""A trace as the analysis reads it: what arrived when, how the engine is set up, what its steps had in them, and what
-came out."""
+"""A trace as the analysis reads it: what arrived when, how the engine is set up, what its steps had
+in them, and what came out."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from tracer.state.view import EngineView, RequestDetail, StepView
 
 Floats = NDArray[np.float64]
 
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request as the engine got it. Times in ms: `at` since the first arrival, when it was handed to the engine;
-    `front` before that, `stream` from the first token until it was handed out, `close` from the last token to the end.
-    `hashes` names each full block of the prompt by everything up to its end; None when token ids were not recorded.
-    `counted`: whether it ran to its end; one that was still running when the trace ended took its share of the steps,
-    but has no figures."""
+    """One request as the engine got it. Times in ms: `at` since the first arrival, when it was
+    handed to the engine; `front` before that, `stream` from the first token until it was handed
+    out, `close` from the last token to the end. `hashes` names each full block of the prompt by
+    everything up to its end; None when token ids were not recorded. `counted`: whether it ran to
+    its end; one that was still running when the trace ended took its share of the steps, but has no
+    figures."""
 
     id: str
     at: float
@@ -41,9 +43,10 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What admission obeys. `slots` sequences and `budget` tokens a step, `blocks` of `block_size` tokens. Without
-    `chunked`, prompts run whole, in steps of their own. `margin`: share of the pool that prompts leave free;
-    `evict_all`: the whole prefix cache goes when that is not there, not the oldest block."""
+    """What admission obeys. `slots` sequences and `budget` tokens a step, `blocks` of `block_size`
+    tokens. Without `chunked`, prompts run whole, in steps of their own. `margin`: share of the pool
+    that prompts leave free; `evict_all`: the whole prefix cache goes when that is not there, not
+    the oldest block."""
 
     slots: int
     budget: int
@@ -57,8 +60,8 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came out. ms; `itl` and `tokens` of all requests together; `span` from the first arrival to the last
-    token."""
+    """What came out. ms; `itl` and `tokens` of all requests together; `span` from the first arrival
+    to the last token."""
 
     ttft: Floats
     queue: Floats
@@ -70,8 +73,9 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """See the module. `context`, `pairs`: tokens of KV cache that each of `steps` read, and its query-key pairs.
-    `left_out` requests are not among the figures (not over, or their lengths are not known)."""
+    """See the module. `context`, `pairs`: tokens of KV cache that each of `steps` read, and its
+    query-key pairs. `left_out` requests are not among the figures (not over, or their lengths are
+    not known)."""
 
     arrivals: tuple[Arrival, ...]
     settings: Settings
@@ -118,13 +122,15 @@ def engine_device(engine: EngineView) -> Device:
     threads = engine_facts(engine).get("threads", 1)
     found = device_told(engine.device, threads if isinstance(threads, int) else 1)
     if found is None:
-        raise AnalysisError(f"the device {engine.device[:40]!r} is not known: name one with --device")
+        raise AnalysisError(
+            f"the device {engine.device[:40]!r} is not known: name one with --device"
+        )
     return found
 
 
 def dense_attention(engine: EngineView) -> bool | None:
-    """Whether attention multiplies all queries of a step with all of its keys: transformers without flash attention
-    does. None when nothing tells."""
+    """Whether attention multiplies all queries of a step with all of its keys: transformers without
+    flash attention does. None when nothing tells."""
     attention = str(engine_facts(engine).get("attention", ""))
     if engine.name != "transformers" or not attention:
         return None
@@ -132,7 +138,8 @@ def dense_attention(engine: EngineView) -> bool | None:
 
 
 def observe(state: TraceState) -> Observed:
-    """Read a state. Raises AnalysisError when no engine in it took a step, or no request went through."""
+    """Read a state. Raises AnalysisError when no engine in it took a step, or no request went
+    through."""
     snapshot = state.snapshot()
     engines = [engine for engine in snapshot.engines if engine.steps]
     if not engines:
@@ -146,13 +153,23 @@ def observe(state: TraceState) -> Observed:
         raise AnalysisError("no request in this trace has run to its end")
     size = engine.block_size or 16
     first = min(_handed(detail) for detail in details)
-    arrivals = tuple(sorted((_arrival(detail, first, size) for detail in details), key=lambda each: each.at))
+    arrivals = tuple(
+        sorted((_arrival(detail, first, size) for detail in details), key=lambda each: each.at)
+    )
     context, pairs = _contexts(details, steps)
-    return Observed(arrivals, _settings(engine, arrivals), engine, steps, context, pairs, _measured(details, first),
-                    len(found) - counted)  # fmt: skip
+    return Observed(
+        arrivals,
+        _settings(engine, arrivals),
+        engine,
+        steps,
+        context,
+        pairs,
+        _measured(details, first),
+        len(found) - counted,
+    )
 
 
-# --- requests -----------------------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 def _ran(detail: RequestDetail, several: bool, source: str) -> bool:
@@ -165,7 +182,11 @@ def _ran(detail: RequestDetail, several: bool, source: str) -> bool:
 
 def _over(detail: RequestDetail) -> bool:
     """Whether it has all the figures of a request that ran to its end."""
-    return detail.view.closed is not None and detail.view.output_tokens > 0 and _first_token(detail) is not None
+    return (
+        detail.view.closed is not None
+        and detail.view.output_tokens > 0
+        and _first_token(detail) is not None
+    )
 
 
 def _handed(detail: RequestDetail) -> int:
@@ -196,9 +217,23 @@ def _arrival(detail: RequestDetail, begin: int, block_size: int) -> Arrival:
     known = view.ttft_ms is not None and first is not None
     stream = max(0.0, view.ttft_ms - (first - view.received) / 1e6) if known else 0.0  # type: ignore[operator]
     close = 0.0 if view.e2e_ms is None else max(0.0, view.e2e_ms - (last - view.received) / 1e6)
-    hashes = _hashes(detail.prompt_ids, block_size) if len(detail.prompt_ids) == view.prompt_tokens else None
-    return Arrival(view.id, (handed - begin) / 1e6, view.prompt_tokens, max(1, view.output_tokens),
-                   view.cached_tokens or 0, hashes, front, stream, close, _over(detail))  # fmt: skip
+    hashes = (
+        _hashes(detail.prompt_ids, block_size)
+        if len(detail.prompt_ids) == view.prompt_tokens
+        else None
+    )
+    return Arrival(
+        view.id,
+        (handed - begin) / 1e6,
+        view.prompt_tokens,
+        max(1, view.output_tokens),
+        view.cached_tokens or 0,
+        hashes,
+        front,
+        stream,
+        close,
+        _over(detail),
+    )
 
 
 def _hashes(ids: tuple[int, ...], block_size: int) -> tuple[int, ...]:
@@ -219,10 +254,15 @@ def _settings(engine: EngineView, arrivals: Sequence[Arrival]) -> Settings:
     )  # fmt: skip
     fifo = facts.get("scheduler") == "FIFOScheduler"
     return Settings(
-        slots=engine.max_batch or len(arrivals), budget=engine.max_batch_tokens or max(longest, 8192), blocks=known,
-        block_size=size, prefix_cache=facts.get("prefix_caching") == 1, chunked=facts.get("chunked_prefill", 1) != 0,
-        margin=FIFO_MARGIN if fifo else 0.0, evict_all=engine.name == "transformers",
-    )  # fmt: skip
+        slots=engine.max_batch or len(arrivals),
+        budget=engine.max_batch_tokens or max(longest, 8192),
+        blocks=known,
+        block_size=size,
+        prefix_cache=facts.get("prefix_caching") == 1,
+        chunked=facts.get("chunked_prefill", 1) != 0,
+        margin=FIFO_MARGIN if fifo else 0.0,
+        evict_all=engine.name == "transformers",
+    )
 
 
 def _measured(details: Sequence[RequestDetail], begin: int) -> Measured:
@@ -232,20 +272,23 @@ def _measured(details: Sequence[RequestDetail], begin: int) -> Measured:
 
     gaps = [np.array(detail.itl_ms, np.float64) for detail in details if detail.itl_ms]
     return Measured(
-        figures("ttft_ms"), figures("queue_ms"), np.concatenate(gaps) if gaps else np.zeros(0), figures("e2e_ms"),
+        figures("ttft_ms"),
+        figures("queue_ms"),
+        np.concatenate(gaps) if gaps else np.zeros(0),
+        figures("e2e_ms"),
         sum(detail.view.output_tokens for detail in details),
         (max(_last_token(detail) for detail in details) - begin) / 1e6,
-    )  # fmt: skip
+    )
 
 
-# --- steps --------------------------------------------------------------------------------------------------------
+# --- steps ----------------------------------------------------------------------------------------
 
 
 def _contexts(details: Sequence[RequestDetail], steps: Sequence[StepView]) -> tuple[Floats, Floats]:
     """Tokens of context and query-key pairs of each step, from when its members had which token.
 
-    Sequences whose requests were left out are missing from it; where that makes a step's members too few, the
-    context of those that are known is scaled up.
+    Sequences whose requests were left out are missing from it; where that makes a step's members
+    too few, the context of those that are known is scaled up.
     """
     context, pairs, members = (np.zeros(len(steps)) for _ in range(3))
     ends = np.array([step.end for step in steps], np.float64)

@@ -1,7 +1,8 @@
 """The latency budget: the twelve stages of one request from counts, peaks and shares of peaks.
 
-Nothing here is measured. Every figure follows from the inputs by the arithmetic of `costs`, and `assumptions` says
-what it leaves out. A budget takes a fraction of a millisecond, so that a slider can drive it.
+Nothing here is measured. Every figure follows from the inputs by the arithmetic of `costs`, and
+`assumptions` says what it leaves out. A budget takes a fraction of a millisecond, so that a slider
+can drive it.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ from tracer.analysis.model.roofline import Roofline, combine
 from tracer.analysis.model.shape import ModelShape, Number
 
 _POINTS: Final = 2048
-"""Steps (and chunks) that are reckoned one by one; of more, as many are sampled evenly: time is smooth in context."""
+"""Steps (and chunks) that are reckoned one by one; of more, as many are sampled evenly: time is
+smooth in context."""
 TEXT_BYTES_PER_TOKEN: Final = 4.5
 """English prose under current tokenisers."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageBudget:
-    """One row. `ms`; `share` of the total; `bound_by` the resource that sets it; `detail` what in it; `flops` and
-    `bytes` on each device; `arithmetic_ms` and `bandwidth_ms` what either alone would take."""
+    """One row. `ms`; `share` of the total; `bound_by` the resource that sets it; `detail` what in
+    it; `flops` and `bytes` on each device; `arithmetic_ms` and `bandwidth_ms` what either alone
+    would take."""
 
     stage: Stage
     ms: float
@@ -46,8 +49,8 @@ class StageBudget:
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """Bytes at each place that the request passes: `text` in, `ids`, `residual` stream of the prompt, `kv` of the
-    prompt, `out` for each token. Only the KV cache stays."""
+    """Bytes at each place that the request passes: `text` in, `ids`, `residual` stream of the
+    prompt, `kv` of the prompt, `out` for each token. Only the KV cache stays."""
 
     text: float
     ids: float
@@ -58,9 +61,10 @@ class Along:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """See the module. Times in ms. `steps`: decode steps; `itl_first_ms`, `itl_last_ms`: gap between tokens at the
-    begin and at the end; `ridge_batch`: sequences at which computing takes as long as reading the weights (KV left
-    out), `ridge_batch_peak` at peak rates, `ridge_batch_here` with the contexts given (None: never)."""
+    """See the module. Times in ms. `steps`: decode steps; `itl_first_ms`, `itl_last_ms`: gap
+    between tokens at the begin and at the end; `ridge_batch`: sequences at which computing takes as
+    long as reading the weights (KV left out), `ridge_batch_peak` at peak rates, `ridge_batch_here`
+    with the contexts given (None: never)."""
 
     model: ModelShape
     device: Device
@@ -112,16 +116,19 @@ def budget(
 ) -> Budget:
     """The budget of `workload` for `model` on `tp` of `device`.
 
-    `efficiency` defaults to the device's own shares. `pool_bytes`, `longest`, `mean_tokens` and `block_size` are about
-    how many users fit: see `capacity`.
+    `efficiency` defaults to the device's own shares. `pool_bytes`, `longest`, `mean_tokens` and
+    `block_size` are about how many users fit: see `capacity`.
     """
-    efficiency = efficiency or Efficiency(mfu=device.mfu, mbu=device.mbu, roofline=usual_roofline(device))
+    efficiency = efficiency or Efficiency(
+        mfu=device.mfu, mbu=device.mbu, roofline=usual_roofline(device)
+    )
     costs = Costs(model, device, efficiency, counting, tp, ignore_kv)
     core = efficiency.front_end.ms(workload.prompt)
     decode = _decode(costs, workload)
     rows = {stage: StageBudget(stage, ms, 0.0, "one core") for stage, ms in core.items()}
     if workload.batch > 1:
-        # A request that comes while others run waits for the end of their step: half a step on average.
+        # A request that comes while others run waits for the end of their step: half a step on
+        # average.
         wait = (decode.first + decode.host) / 2.0
         rows[Stage.ADMISSION] = replace(
             rows[Stage.ADMISSION], ms=core[Stage.ADMISSION] + wait, bound_by="the step in progress",
@@ -131,45 +138,83 @@ def budget(
     rows[Stage.PREFILL], chunks, last = _prefill(costs, workload)
     rows[Stage.EMBED] = _embed(costs, last)
     rows[Stage.LM_HEAD] = _head(costs)
-    rows[Stage.SAMPLE] = StageBudget(Stage.SAMPLE, SAMPLE_MS, 0.0, "launches", bytes=4.0 * model.vocab)
+    rows[Stage.SAMPLE] = StageBudget(
+        Stage.SAMPLE, SAMPLE_MS, 0.0, "launches", bytes=4.0 * model.vocab
+    )
     rows[Stage.DECODE] = decode.row
-    # Stages that go on beside others add nothing to the wall clock: the last chunk's embedding lies inside stage 7, the
-    # first token goes out while the second is made.
+    # Stages that go on beside others add nothing to the wall clock: the last chunk's embedding lies
+    # inside stage 7, the first token goes out while the second is made.
     inside = rows[Stage.EMBED].ms if chunks > 1 else 0.0
     ttft = sum(row.ms for stage, row in rows.items() if stage <= Stage.STREAM) - inside
     stream, after = rows[Stage.STREAM].ms, decode.row.ms + rows[Stage.TEARDOWN].ms
     total = ttft - stream + max(stream, after)
     stages = tuple(replace(rows[stage], share=rows[stage].ms / total) for stage in Stage)
     pass_flops = float(costs.matrix_flops(1.0, 1.0))
-    kv_read = (costs.kv_bytes(float(workload.prompt)) + (workload.batch - 1) * costs.kv_bytes(float(workload.context)))
+    kv_read = costs.kv_bytes(float(workload.prompt)) + (workload.batch - 1) * costs.kv_bytes(
+        float(workload.context)
+    )
     others = workload.context if workload.batch > 1 else workload.prompt
     return Budget(
-        model, device, efficiency, workload, counting, tp, ignore_kv, stages, ttft, decode.itl, decode.first_itl,
-        decode.last_itl, total, decode.steps, chunks, costs.ridge(), costs.ridge(at_peak=True),
+        model,
+        device,
+        efficiency,
+        workload,
+        counting,
+        tp,
+        ignore_kv,
+        stages,
+        ttft,
+        decode.itl,
+        decode.first_itl,
+        decode.last_itl,
+        total,
+        decode.steps,
+        chunks,
+        costs.ridge(),
+        costs.ridge(at_peak=True),
         costs.ridge() if ignore_kv else costs.ridge_at(float(others)),
-        float(costs.weight_bytes(math.inf if model.experts else 1.0) / max(1.0, float(costs.kv_bytes(float(others))))),
-        Along(workload.prompt * TEXT_BYTES_PER_TOKEN, 4.0 * workload.prompt, 2.0 * new * model.hidden,
-              float(model.kv_bytes(float(workload.prompt)))),
+        float(
+            costs.weight_bytes(math.inf if model.experts else 1.0)
+            / max(1.0, float(costs.kv_bytes(float(others))))
+        ),
+        Along(
+            workload.prompt * TEXT_BYTES_PER_TOKEN,
+            4.0 * workload.prompt,
+            2.0 * new * model.hidden,
+            float(model.kv_bytes(float(workload.prompt))),
+        ),
         8192.0 * model.vocab * 4.0,
         float(costs.head_flops(1.0)) / pass_flops,
         float(kv_read),
-        capacity(model, device, tp=tp, pool_bytes=pool_bytes, longest=longest, block_size=block_size,
-                 mean_tokens=float(workload.prompt + workload.output) if mean_tokens is None else mean_tokens),
+        capacity(
+            model,
+            device,
+            tp=tp,
+            pool_bytes=pool_bytes,
+            longest=longest,
+            block_size=block_size,
+            mean_tokens=float(workload.prompt + workload.output)
+            if mean_tokens is None
+            else mean_tokens,
+        ),
         _assumptions(costs, workload),
-    )  # fmt: skip
+    )
 
 
-# --- the stages of the device -------------------------------------------------------------------------------------
+# --- the stages of the device ---------------------------------------------------------------------
 
 
 def _embed(costs: Costs, tokens: int) -> StageBudget:
     size = HIDDEN_PASSES * 2.0 * tokens * costs.model.hidden
     ms = float(costs.bandwidth_ms(size))
-    return StageBudget(Stage.EMBED, ms, 0.0, "memory bandwidth", "a gather", bytes=size, bandwidth_ms=ms)
+    return StageBudget(
+        Stage.EMBED, ms, 0.0, "memory bandwidth", "a gather", bytes=size, bandwidth_ms=ms
+    )
 
 
 def _prefill(costs: Costs, workload: Workload) -> tuple[StageBudget, int, int]:
-    """All layers over the tokens that are not cached, chunk by chunk; sequences that decode meanwhile ride along.
+    """All layers over the tokens that are not cached, chunk by chunk; sequences that decode
+    meanwhile ride along.
 
     Returns the row, the number of chunks, and the tokens of the last one.
     """
@@ -182,14 +227,22 @@ def _prefill(costs: Costs, workload: Workload) -> tuple[StageBudget, int, int]:
     ends = np.minimum(starts + room, end)
     tokens = ends - starts
     done = costs.run(
-        tokens + riders, rows=float(riders) if riders else 0.0,
-        attention=costs.prefill_attention(starts, ends) + riders * costs.decode_attention(float(workload.context)),
+        tokens + riders,
+        rows=float(riders) if riders else 0.0,
+        attention=costs.prefill_attention(starts, ends)
+        + riders * costs.decode_attention(float(workload.context)),
         kv_read=costs.kv_bytes(starts) + riders * costs.kv_bytes(float(workload.context)),
         kv_write=costs.kv_bytes(1.0) * tokens,
         head=riders > 0,
-    )  # fmt: skip
-    arithmetic, bandwidth = _sum(done.arithmetic_ms, index, weight), _sum(done.bandwidth_ms, index, weight)
-    link, host = _sum(done.link_ms, index, weight), chunks * float(costs.host_ms(float(workload.batch)))
+    )
+    arithmetic, bandwidth = (
+        _sum(done.arithmetic_ms, index, weight),
+        _sum(done.bandwidth_ms, index, weight),
+    )
+    link, host = (
+        _sum(done.link_ms, index, weight),
+        chunks * float(costs.host_ms(float(workload.batch))),
+    )
     if costs.efficiency.roofline is Roofline.SINGLE:
         ms = arithmetic + link + host
         bound, detail = "arithmetic", "by choice: --roofline single"
@@ -218,8 +271,17 @@ def _head(costs: Costs) -> StageBudget:
     flops, size = float(costs.head_flops(1.0)), costs.head_bytes()
     arithmetic, bandwidth = float(costs.arithmetic_ms(flops)), float(costs.bandwidth_ms(size))
     ms = float(combine(arithmetic, bandwidth, costs.efficiency.roofline))
-    return StageBudget(Stage.LM_HEAD, ms, 0.0, "memory bandwidth", "one matrix product", flops, size, arithmetic,
-                       bandwidth)  # fmt: skip
+    return StageBudget(
+        Stage.LM_HEAD,
+        ms,
+        0.0,
+        "memory bandwidth",
+        "one matrix product",
+        flops,
+        size,
+        arithmetic,
+        bandwidth,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,14 +310,23 @@ def _decode(costs: Costs, workload: Workload) -> _Decode:
     times = np.broadcast_to(np.asarray(done.ms, np.float64), contexts.shape) * factor + host
     first, last = float(times[0]), float(times[-1])
     if steps == 0:
-        row = StageBudget(Stage.DECODE, 0.0, 0.0, "nothing", "one token: the pass over the prompt yields it")
+        row = StageBudget(
+            Stage.DECODE, 0.0, 0.0, "nothing", "one token: the pass over the prompt yields it"
+        )
         return _Decode(row, 0, first - host, host, first / pace, first / pace, last / pace)
-    arithmetic, bandwidth = _sum(done.arithmetic_ms, index, weight), _sum(done.bandwidth_ms, index, weight)
+    arithmetic, bandwidth = (
+        _sum(done.arithmetic_ms, index, weight),
+        _sum(done.bandwidth_ms, index, weight),
+    )
     link = _sum(done.link_ms, index, weight)
     ms = _sum(times, index, weight)
     single = costs.efficiency.roofline is Roofline.SINGLE
-    bounds = {"memory bandwidth": bandwidth, "arithmetic": 0.0 if single else arithmetic, "links": link,
-              "the host": host * steps}  # fmt: skip
+    bounds = {
+        "memory bandwidth": bandwidth,
+        "arithmetic": 0.0 if single else arithmetic,
+        "links": link,
+        "the host": host * steps,
+    }
     bound = max(bounds, key=bounds.__getitem__)
     size = _sum(done.bytes, index, weight)
     weights = float(np.mean(costs.weight_bytes(workload.batch * (1.0 + draft)))) * steps
@@ -265,9 +336,20 @@ def _decode(costs: Costs, workload: Workload) -> _Decode:
         detail += f", {max(weights, size - weights) / size:.0%} of the bytes"
     elif bound == "arithmetic":
         detail = f"batch {workload.batch} is past the ridge"
-    row = StageBudget(Stage.DECODE, ms, 0.0, bound, detail, _sum(done.flops, index, weight), size, arithmetic,
-                      bandwidth)  # fmt: skip
-    return _Decode(row, steps, first - host, host, ms / (workload.output - 1), first / pace, last / pace)
+    row = StageBudget(
+        Stage.DECODE,
+        ms,
+        0.0,
+        bound,
+        detail,
+        _sum(done.flops, index, weight),
+        size,
+        arithmetic,
+        bandwidth,
+    )
+    return _Decode(
+        row, steps, first - host, host, ms / (workload.output - 1), first / pace, last / pace
+    )
 
 
 def _sampled(count: int) -> tuple[NDArray[np.float64], float]:
@@ -279,44 +361,59 @@ def _sampled(count: int) -> tuple[NDArray[np.float64], float]:
 
 
 def _sum(values: Number, index: NDArray[np.float64], weight: float) -> float:
-    """Sum over all steps of a figure that was reckoned for `index`; a single one is the same in each of them."""
+    """Sum over all steps of a figure that was reckoned for `index`; a single one is the same in
+    each of them."""
     if isinstance(values, np.ndarray):
         return float(values.sum()) * weight
     return float(values) * len(index) * weight
 
 
-# --- words --------------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 def _assumptions(costs: Costs, workload: Workload) -> tuple[str, ...]:
     """What the figures leave out, a line each."""
     model, efficiency = costs.model, costs.efficiency
     said = [
-        f"{efficiency.mfu:.0%} of {costs.device.peak(model.compute_dtype) / 1e12:.4g} TFLOP/s ({model.compute_dtype}), "
+        f"{efficiency.mfu:.0%} of {costs.device.peak(model.compute_dtype) / 1e12:.4g} TFLOP/s "
+        f"({model.compute_dtype}), "
         f"{efficiency.mbu:.0%} of {costs.device.bandwidth / 1e9:,.4g} GB/s: {costs.device.title}",
         f"arithmetic and memory combine as {efficiency.roofline.value}"
-        + {"smooth": " (2-norm)", "max": " (near the ridge up to 67 % off)", "sum": " (no overlap)",
-           "single": " (prefill by arithmetic alone, decode by bandwidth alone)"}[efficiency.roofline.value],
-    ]  # fmt: skip
+        + {
+            "smooth": " (2-norm)",
+            "max": " (near the ridge up to 67 % off)",
+            "sum": " (no overlap)",
+            "single": " (prefill by arithmetic alone, decode by bandwidth alone)",
+        }[efficiency.roofline.value],
+    ]
     if costs.counting is Counting.TEXTBOOK:
         exact = replace(costs, counting=Counting.EXACT)
         less = 1.0 - float(exact.matrix_flops(1000.0, 1.0)) / float(costs.matrix_flops(1000.0, 1.0))
         said.append(
-            f"textbook counting: 2·N a token ({less:.0%} more than the layers alone), 4·L·d·P² with the masked half, "
+            f"textbook counting: 2·N a token ({less:.0%} more than the layers alone), 4·L·d·P² "
+            "with the masked half, "
             f"{costs.weight_bytes(1.0) / 1e9:.4g} GB of weights read a step "
             f"({exact.weight_bytes(1.0) / 1e9:.4g} GB without the input embedding)"
         )
     else:
         said.append("exact counting: layers, one head row a sequence, the causal half of attention")
     if costs.ignore_kv:
-        said.append("reads of the KV cache are left out: right for short contexts and small batches only")
+        said.append(
+            "reads of the KV cache are left out: right for short contexts and small batches only"
+        )
     else:
-        said.append("the ridge batch leaves reads of the KV cache out: with long contexts it moves up or away")
+        said.append(
+            "the ridge batch leaves reads of the KV cache out: with long contexts it moves up or "
+            "away"
+        )
     if efficiency.host_ms == 0.0 and efficiency.host_us == 0.0:
         said.append("no gap between steps: engines add 0.2 to 3 ms on the host")
     if workload.batch > 1:
-        said.append(f"{workload.batch - 1:,} others hold {workload.context:,} tokens each throughout; admission waits "
-                    "for half a step, not in a queue")  # fmt: skip
+        said.append(
+            f"{workload.batch - 1:,} others hold {workload.context:,} tokens each throughout; "
+            "admission waits "
+            "for half a step, not in a queue"
+        )
     said.append("front-end stages are typical of a Python front end, not measured")
     said.append("stage 10 goes on beside stage 11 and lengthens TTFT alone")
     if costs.tp > 1:
@@ -339,12 +436,25 @@ def sentence(made: Budget) -> str:
     if longest.stage is Stage.DECODE and longest.bound_by == "memory bandwidth":
         ridge, even = made.ridge_batch_here, made.kv_even_batch
         if ridge is not None and batch < ridge:
-            return said + f"; each read of the weights could serve a batch of up to about {ridge:,.0f}."
+            return (
+                said
+                + f"; each read of the weights could serve a batch of up to about {ridge:,.0f}."
+            )
         if ridge is None and batch < even:
-            return f"{said}; more requests would share it, but from {even:,.0f} on, KV caches outweigh the weights."
+            return (
+                f"{said}; more requests would share it, but from {even:,.0f} on, KV caches "
+                "outweigh the weights."
+            )
         if ridge is None:
-            return said + "; no batch size changes that at this context: each sequence reads its own cache."
-    if longest.stage is Stage.PREFILL and longest.bound_by == "arithmetic" and made.workload.cached == 0:
+            return (
+                said
+                + "; no batch size changes that at this context: each sequence reads its own cache."
+            )
+    if (
+        longest.stage is Stage.PREFILL
+        and longest.bound_by == "arithmetic"
+        and made.workload.cached == 0
+    ):
         return said + "; only a shorter prompt, a prefix hit or more FLOP/s would shorten it."
     return said + "."
 

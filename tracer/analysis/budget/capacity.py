@@ -1,8 +1,8 @@
 """How many users fit, and how many tokens a second they get.
 
-Memory that is left beside weights and activations is the KV pool. Two answers to "how many users": the worst case, in
-which each one uses its whole context, and what the lengths that are observed allow; engines admit by the second
-and preempt when they were wrong.
+Memory that is left beside weights and activations is the KV pool. Two answers to "how many users":
+the worst case, in which each one uses its whole context, and what the lengths that are observed
+allow; engines admit by the second and preempt when they were wrong.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ RESERVED: Final = 3.0 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """`pool_bytes` on all devices together; `kv_bytes_per_token`; `kv_bytes` of a request of `mean_tokens`; `blocks`
-    that it holds and that there are (`pool_blocks`); `users_worst_case` of `longest` tokens each; `users_observed` of
-    `mean_tokens` each. `fits`: whether the weights leave any room."""
+    """`pool_bytes` on all devices together; `kv_bytes_per_token`; `kv_bytes` of a request of
+    `mean_tokens`; `blocks` that it holds and that there are (`pool_blocks`); `users_worst_case` of
+    `longest` tokens each; `users_observed` of `mean_tokens` each. `fits`: whether the weights leave
+    any room."""
 
     pool_bytes: float
     block_size: int
@@ -46,7 +47,8 @@ def blocks(tokens: float, block_size: int = 16) -> int:
 
 
 def pool(model: ModelShape, device: Device, tp: int = 1) -> float:
-    """Bytes that are left for the KV cache on `tp` devices together; negative when the weights do not fit."""
+    """Bytes that are left for the KV cache on `tp` devices together; negative when the weights do
+    not fit."""
     return tp * (device.memory * UTILISATION - RESERVED) - model.weight_bytes
 
 
@@ -60,38 +62,55 @@ def capacity(
     mean_tokens: float = 2300.0,
     block_size: int = 16,
 ) -> Capacity:
-    """Who fits into the pool: that of the device, or one of `pool_bytes`. Raises AnalysisError for sizes below 1."""
+    """Who fits into the pool: that of the device, or one of `pool_bytes`. Raises AnalysisError for
+    sizes below 1."""
     if longest < 1 or mean_tokens < 1 or block_size < 1:
         raise AnalysisError("context length, mean length and block size must be at least 1")
     room = pool(model, device, tp) if pool_bytes is None else pool_bytes
     room = max(0.0, room)
-    copies = tp / min(tp, max(1, model.kv_heads))  # heads that do not divide are held more than once
+    # heads that do not divide are held more than once
+    copies = tp / min(tp, max(1, model.kv_heads))
     each = model.kv_bytes_per_token * copies
     if not each:
-        return Capacity(room, block_size, 0, math.inf, 0.0, longest, 0, mean_tokens, math.inf, room > 0)
+        return Capacity(
+            room, block_size, 0, math.inf, 0.0, longest, 0, mean_tokens, math.inf, room > 0
+        )
     worst = float(model.kv_bytes(float(longest))) * copies
     observed = float(model.kv_bytes(float(mean_tokens))) * copies
     return Capacity(
-        room, block_size, int(room // (each * block_size)), room / each, each, longest, int(room // worst), mean_tokens,
-        room / observed, room > 0,
-    )  # fmt: skip
+        room,
+        block_size,
+        int(room // (each * block_size)),
+        room / each,
+        each,
+        longest,
+        int(room // worst),
+        mean_tokens,
+        room / observed,
+        room > 0,
+    )
 
 
 def saturated_wait_s(more_clients: float, output: float, tokens_per_s: float) -> float:
-    """Seconds that TTFT grows by when `more_clients` join a closed loop that is saturated: each of them waits until the
-    engine has given all the others their `output` tokens, at the rate at which it is stuck."""
+    """Seconds that TTFT grows by when `more_clients` join a closed loop that is saturated: each of
+    them waits until the engine has given all the others their `output` tokens, at the rate at which
+    it is stuck."""
     return more_clients * output / tokens_per_s
 
 
 def throughput(costs: Costs, prompt: float, output: float, batch: float) -> float:
-    """Output tokens a second in the steady state, with `batch` sequences always running and a queue behind them.
+    """Output tokens a second in the steady state, with `batch` sequences always running and a queue
+    behind them.
 
-    In each step all of them take a token, and of the prompts as much is prefilled as keeps the batch full: `prompt`
-    tokens for every `output` tokens given out. A sequence holds the prompt and half of its output on average.
+    In each step all of them take a token, and of the prompts as much is prefilled as keeps the
+    batch full: `prompt` tokens for every `output` tokens given out. A sequence holds the prompt and
+    half of its output on average.
     """
     context = prompt + output / 2.0
     prefill = batch * prompt / output
-    attention = batch * costs.decode_attention(context) + batch / output * costs.prefill_attention(0.0, prompt)
+    attention = batch * costs.decode_attention(context) + batch / output * costs.prefill_attention(
+        0.0, prompt
+    )
     done = costs.run(
         batch + prefill, rows=batch, attention=attention, kv_read=batch * costs.kv_bytes(context),
         kv_write=costs.kv_bytes(1.0) * (batch + prefill),
@@ -101,7 +120,12 @@ def throughput(costs: Costs, prompt: float, output: float, batch: float) -> floa
 
 
 def largest_batch(
-    model: ModelShape, device: Device, prompt: float, output: float, tp: int = 1, pool_bytes: float | None = None
+    model: ModelShape,
+    device: Device,
+    prompt: float,
+    output: float,
+    tp: int = 1,
+    pool_bytes: float | None = None,
 ) -> int:
     """Sequences that the pool holds when each may grow to its full length."""
     full = float(model.kv_bytes(prompt + output))

@@ -1,4 +1,5 @@
-"""What the first token costs against what each further one costs: the same weights, read for a prompt or for one token.
+"""What the first token costs against what each further one costs: the same weights, read for a
+prompt or for one token.
 
 Counts only, as `costs` has them; what they take on a device is added where the device is known.
 """
@@ -15,8 +16,9 @@ from tracer.analysis.model.shape import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One pass over the weights on behalf of one request. `tokens` go through it; `weight_bytes` and `kv_bytes` are
-    read, `flops` computed for it alone. `sharers`: requests that the read of the weights serves."""
+    """One pass over the weights on behalf of one request. `tokens` go through it; `weight_bytes`
+    and `kv_bytes` are read, `flops` computed for it alone. `sharers`: requests that the read of the
+    weights serves."""
 
     tokens: float
     flops: float
@@ -48,7 +50,9 @@ def first_token(model: ModelShape, prompt: int, cached: int = 0) -> Read:
     """The pass (or passes) over the prompt, reckoned as one: it yields token 1."""
     costs = _costs(model)
     new = float(max(1, prompt - cached))
-    flops = float(costs.matrix_flops(new, 1.0)) + float(costs.prefill_attention(float(cached), float(prompt)))
+    flops = float(costs.matrix_flops(new, 1.0)) + float(
+        costs.prefill_attention(float(cached), float(prompt))
+    )
     return Read(new, flops, float(costs.weight_bytes(new)), float(costs.kv_bytes(float(cached))))
 
 
@@ -56,7 +60,13 @@ def next_token(model: ModelShape, context: float, batch: int = 1) -> Read:
     """The step that yields one further token after `context` tokens, in a batch of so many."""
     costs = _costs(model)
     flops = float(costs.matrix_flops(1.0, 1.0)) + float(costs.decode_attention(context))
-    return Read(1.0, flops, float(costs.weight_bytes(float(batch))), float(costs.kv_bytes(context)), max(1, batch))
+    return Read(
+        1.0,
+        flops,
+        float(costs.weight_bytes(float(batch))),
+        float(costs.kv_bytes(context)),
+        max(1, batch),
+    )
 
 
 def _costs(model: ModelShape) -> Costs:

@@ -1,7 +1,7 @@
 """A budget as events: what the hooks would have told if the request had run exactly as modelled.
 
-For demonstrations without a GPU (`recordings/`, the Journey screen). The stream says of itself, in its title and in
-each stage's coverage, that nothing in it was measured.
+For demonstrations without a GPU (`recordings/`, the Journey screen). The stream says of itself, in
+its title and in each stage's coverage, that nothing in it was measured.
 """
 
 from __future__ import annotations
@@ -56,18 +56,26 @@ _BYTES_PER_CHUNK: Final = 240
 def modelled_header(made: Budget) -> Header:
     """The process that the events of `modelled_events` come from: there is none."""
     return Header(
-        SCHEMA_VERSION, SOURCE, 0, "engine", f"{TITLE}: {made.model.name} on {made.device.title}", "", "",
+        SCHEMA_VERSION,
+        SOURCE,
+        0,
+        "engine",
+        f"{TITLE}: {made.model.name} on {made.device.title}",
+        "",
+        "",
         ClockAnchor(_START, 0),
-    )  # fmt: skip
+    )
 
 
 def modelled_events(made: Budget) -> list[Event]:
-    """The request of a budget, ordered by time. Its stages last what the budget says, to the nanosecond where they do
-    not share an instant. Raises AnalysisError for more output than anyone would step through, or speculation, whose
-    tokens come in lots that an average does not give."""
+    """The request of a budget, ordered by time. Its stages last what the budget says, to the
+    nanosecond where they do not share an instant. Raises AnalysisError for more output than anyone
+    would step through, or speculation, whose tokens come in lots that an average does not give."""
     workload = made.workload
     if workload.output > LONGEST:
-        raise AnalysisError(f"{workload.output:,} output tokens are more than {LONGEST:,}: each one is an event")
+        raise AnalysisError(
+            f"{workload.output:,} output tokens are more than {LONGEST:,}: each one is an event"
+        )
     if workload.speculation is not None:
         raise AnalysisError("speculative decoding is modelled on average, not token by token")
     return _Telling(made).events
@@ -86,7 +94,9 @@ class _Telling:
         self.events: list[Event] = []
         self.held = 0
         self.size = made.capacity.block_size
-        self.costs = Costs(made.model, made.device, made.efficiency, made.counting, made.tp, made.ignore_kv)
+        self.costs = Costs(
+            made.model, made.device, made.efficiency, made.counting, made.tp, made.ignore_kv
+        )
         self._engine()
         self._front_end()
         first = self._prefill()
@@ -103,17 +113,36 @@ class _Telling:
 
     def _engine(self) -> None:
         made, model = self.made, self.made.model
-        self.events.append(Engine(
-            _START, "model", model=model.name, dtype=model.compute_dtype, device=made.device.title,
-            num_blocks=made.capacity.pool_blocks, block_size=self.size,
-            block_bytes=round(made.capacity.kv_bytes_per_token * self.size),
-            max_batch_tokens=made.workload.chunk or -1, max_batch=-1, params=round(model.params),
-            weight_bytes=round(model.weight_bytes), layers=model.layers, hidden=model.hidden,
-            heads=model.heads or -1, kv_heads=model.kv_heads or -1, head_dim=model.head_dim or -1, vocab=model.vocab,
-            max_context=model.max_context or -1, prefix_caching=1, chunked_prefill=int(bool(made.workload.chunk)),
-            tensor_parallel=made.tp, warning=TITLE,
-        ))  # fmt: skip
-        self.events += [Coverage(_START, int(stage), "estimated", "budget", TITLE) for stage in Stage]
+        self.events.append(
+            Engine(
+                _START,
+                "model",
+                model=model.name,
+                dtype=model.compute_dtype,
+                device=made.device.title,
+                num_blocks=made.capacity.pool_blocks,
+                block_size=self.size,
+                block_bytes=round(made.capacity.kv_bytes_per_token * self.size),
+                max_batch_tokens=made.workload.chunk or -1,
+                max_batch=-1,
+                params=round(model.params),
+                weight_bytes=round(model.weight_bytes),
+                layers=model.layers,
+                hidden=model.hidden,
+                heads=model.heads or -1,
+                kv_heads=model.kv_heads or -1,
+                head_dim=model.head_dim or -1,
+                vocab=model.vocab,
+                max_context=model.max_context or -1,
+                prefix_caching=1,
+                chunked_prefill=int(bool(made.workload.chunk)),
+                tensor_parallel=made.tp,
+                warning=TITLE,
+            )
+        )
+        self.events += [
+            Coverage(_START, int(stage), "estimated", "budget", TITLE) for stage in Stage
+        ]
         self.events.append(EngineStatus(_START, "ready", TITLE))
 
     def _front_end(self) -> None:
@@ -129,7 +158,15 @@ class _Telling:
             self.t += self._ms(stage)
             tell(End(self.t, _KEY, stage, units))
         tell(Begin(self.t, _KEY, Stage.ADMISSION))
-        tell(Queued(self.t + self._ms(Stage.ADMISSION) // 2, _KEY, _RID, workload.prompt, workload.output))
+        tell(
+            Queued(
+                self.t + self._ms(Stage.ADMISSION) // 2,
+                _KEY,
+                _RID,
+                workload.prompt,
+                workload.output,
+            )
+        )
         lookup = self.t + self._ms(Stage.ADMISSION)
         self.t = lookup + self._ms(Stage.KV_ALLOC)
         self.held = blocks(workload.prompt, self.size)
@@ -145,7 +182,8 @@ class _Telling:
         room = max(1, workload.chunk - riders) if workload.chunk else new
         layers = self._ms(Stage.PREFILL)
         embed, head, sample = self._ms(Stage.EMBED), self._ms(Stage.LM_HEAD), self._ms(Stage.SAMPLE)
-        # Stage 7 goes from the first pass's first layer to the last one's last; the passes take even parts of it.
+        # Stage 7 goes from the first pass's first layer to the last one's last; the passes take
+        # even parts of it.
         each = layers // count
         for number in range(count):
             last = number == count - 1
@@ -156,9 +194,16 @@ class _Telling:
             begin = min(embed, end) if last else 0
             after = (end + head, end + head + sample) if last else (-1, end)
             self._step(
-                number + 1, tokens, embed=0 if last else -1, layers=begin, head=end, logits=after[0],
-                token=after[1], joined=not number, produced=int(last),
-            )  # fmt: skip
+                number + 1,
+                tokens,
+                embed=0 if last else -1,
+                layers=begin,
+                head=end,
+                logits=after[0],
+                token=after[1],
+                joined=not number,
+                produced=int(last),
+            )
             self.t += after[1]
         return self.t
 
@@ -179,9 +224,17 @@ class _Telling:
             grown, self.held = held != self.held, held
             self.t = begin
             self._step(
-                made.chunks + number + 1, 1, embed=0, layers=min(1_000, done // 4), head=max(done // 2, done - head),
-                logits=done, token=span, joined=False, produced=1, grown=grown,
-            )  # fmt: skip
+                made.chunks + number + 1,
+                1,
+                embed=0,
+                layers=min(1_000, done // 4),
+                head=max(done // 2, done - head),
+                logits=done,
+                token=span,
+                joined=False,
+                produced=1,
+                grown=grown,
+            )
         self.t = int(ends[-1])
         return self.t
 
@@ -194,19 +247,49 @@ class _Telling:
         )
 
     def _step(
-        self, n: int, tokens: int, *, embed: int, layers: int, head: int, logits: int, token: int, joined: bool,
-        produced: int, grown: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        n: int,
+        tokens: int,
+        *,
+        embed: int,
+        layers: int,
+        head: int,
+        logits: int,
+        token: int,
+        joined: bool,
+        produced: int,
+        grown: bool = False,
+    ) -> None:
         odd = () if tokens == 1 and produced == 1 else (_KEY, tokens, produced)
         told = joined or grown
         pool = self.made.capacity.pool_blocks
-        self.events.append(Step(
-            self.t, n, scheduled=0, launched=0, embed=embed, layers=layers, head=head, logits=logits,
-            sampled=token, token=token, end=token, batch=1, tokens=tokens,
-            joined=pack_u32((_KEY,)) if joined else b"", odd=pack_u32(odd),
-            blocks=pack_u32((_KEY, self.held)) if told else b"", used=self.held, cached=0,
-            free=max(0, pool - self.held), waiting=0, running=1, preempted=0, timing=Timing.ESTIMATED,
-        ))  # fmt: skip
+        self.events.append(
+            Step(
+                self.t,
+                n,
+                scheduled=0,
+                launched=0,
+                embed=embed,
+                layers=layers,
+                head=head,
+                logits=logits,
+                sampled=token,
+                token=token,
+                end=token,
+                batch=1,
+                tokens=tokens,
+                joined=pack_u32((_KEY,)) if joined else b"",
+                odd=pack_u32(odd),
+                blocks=pack_u32((_KEY, self.held)) if told else b"",
+                used=self.held,
+                cached=0,
+                free=max(0, pool - self.held),
+                waiting=0,
+                running=1,
+                preempted=0,
+                timing=Timing.ESTIMATED,
+            )
+        )
 
     def _end(self, last: int, stream: int) -> None:
         workload = self.made.workload

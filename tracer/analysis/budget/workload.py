@@ -13,8 +13,8 @@ MOST_SEQUENCES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """Speculative decoding: `draft` tokens proposed a step, each accepted with probability `accept`; proposing one
-    costs `cost` of a step of the target model."""
+    """Speculative decoding: `draft` tokens proposed a step, each accepted with probability
+    `accept`; proposing one costs `cost` of a step of the target model."""
 
     draft: int = 4
     accept: float = 0.7
@@ -22,7 +22,8 @@ class Speculation:
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that a step yields on average: those accepted before the first refusal, and one of the target's."""
+        """Tokens that a step yields on average: those accepted before the first refusal, and one of
+        the target's."""
         if self.accept >= 1.0:
             return self.draft + 1.0
         return float((1.0 - self.accept ** (self.draft + 1)) / (1.0 - self.accept))
@@ -30,9 +31,9 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One request among others. Tokens: `prompt`, `cached` of them found in the prefix cache, `output`. `batch`
-    sequences run in a step, this one included; the others hold `context` tokens each. `chunk` tokens a step at most
-    (0: the prompt in one pass)."""
+    """One request among others. Tokens: `prompt`, `cached` of them found in the prefix cache,
+    `output`. `batch` sequences run in a step, this one included; the others hold `context` tokens
+    each. `chunk` tokens a step at most (0: the prompt in one pass)."""
 
     prompt: int = 2000
     cached: int = 0
@@ -52,14 +53,21 @@ class Workload:
                 raise AnalysisError(f"{name} must be between {least:,} and {most:,}, not {value:,}")
         if self.cached >= self.prompt:
             raise AnalysisError(
-                f"cached ({self.cached:,}) must be below the prompt ({self.prompt:,}): its last token is computed"
+                f"cached ({self.cached:,}) must be below the prompt ({self.prompt:,}): its last "
+                "token is computed"
             )
         if 0 < self.chunk <= self.batch - 1:
             raise AnalysisError(
-                f"chunks of {self.chunk:,} tokens leave no room for a prompt beside {self.batch - 1:,} sequences"
+                f"chunks of {self.chunk:,} tokens leave no room for a prompt beside "
+                f"{self.batch - 1:,} sequences"
             )
         spec = self.speculation
         if spec is not None and not (
-            1 <= spec.draft <= 64 and 0.0 <= spec.accept <= 1.0 and math.isfinite(spec.cost) and spec.cost >= 0.0
+            1 <= spec.draft <= 64
+            and 0.0 <= spec.accept <= 1.0
+            and math.isfinite(spec.cost)
+            and spec.cost >= 0.0
         ):
-            raise AnalysisError("speculation: 1 to 64 draft tokens, an acceptance of 0 to 1, a cost of 0 or more")
+            raise AnalysisError(
+                "speculation: 1 to 64 draft tokens, an acceptance of 0 to 1, a cost of 0 or more"
+            )

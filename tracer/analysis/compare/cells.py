@@ -1,8 +1,9 @@
 """Like with like: requests of several traces sorted into cells of the same length.
 
-Two traces seldom hold the same requests. Within a cell prompts are about as long in every trace, and so are outputs
-where they matter; only cells that every trace has count, each with one weight for all traces. What the lengths of the
-traffic explain then explains nothing of the difference that is left.
+Two traces seldom hold the same requests. Within a cell prompts are about as long in every trace,
+and so are outputs where they matter; only cells that every trace has count, each with one weight
+for all traces. What the lengths of the traffic explain then explains nothing of the difference that
+is left.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ ENOUGH: Final = 0.7
 FEWEST: Final = 8
 """if they match this many of each."""
 MATCHES: Final = ("length", "work", "none")
-"""``length``: prompt and output; ``work``: the tokens of the prompt that were computed as well; ``none``: as it is."""
+"""``length``: prompt and output; ``work``: the tokens of the prompt that were computed as well;
+``none``: as it is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Requests of each trace that are compared with each other. `members[k]`: their places in the samples of trace k,
-    sorted by cell; `bounds[k]`: where each of the `cells` cells begins among them. No cells: all weigh the same."""
+    """Requests of each trace that are compared with each other. `members[k]`: their places in the
+    samples of trace k, sorted by cell; `bounds[k]`: where each of the `cells` cells begins among
+    them. No cells: all weigh the same."""
 
     members: tuple[Ints, ...]
     bounds: tuple[Ints, ...]
@@ -45,13 +48,16 @@ class Group:
 
     def places(self, trace: int) -> Ints:
         """Number of the cell of each member of a trace."""
-        return np.repeat(np.arange(self.cells), np.diff(np.append(self.bounds[trace], len(self.members[trace]))))
+        return np.repeat(
+            np.arange(self.cells), np.diff(np.append(self.bounds[trace], len(self.members[trace])))
+        )
 
     def weights(self, drawn: Sequence[Floats]) -> list[Floats]:
-        """Weights of the members of each trace; ``drawn[k][r, i]``: how often round r drew request i of trace k.
+        """Weights of the members of each trace; ``drawn[k][r, i]``: how often round r drew request
+        i of trace k.
 
-        A cell weighs as much as the harmonic mean of its requests in the traces, the same in all of them; one that a
-        trace has none of in this round weighs nothing. Shapes: rounds × members.
+        A cell weighs as much as the harmonic mean of its requests in the traces, the same in all of
+        them; one that a trace has none of in this round weighs nothing. Shapes: rounds × members.
         """
         inside = [drawn[k][:, members] for k, members in enumerate(self.members)]
         if not self.cells:
@@ -65,8 +71,9 @@ class Group:
 
 
 def group(samples: Sequence[Samples], match: str, *, late: bool) -> Group:
-    """Sort the requests of several traces into cells; see the module. `late`: those that ran to their end, by the
-    length of their output too. Whether an answer is streamed always counts: its first byte is another one."""
+    """Sort the requests of several traces into cells; see the module. `late`: those that ran to
+    their end, by the length of their output too. Whether an answer is streamed always counts: its
+    first byte is another one."""
     eligible = [_eligible(one, match, late) for one in samples]
     sizes = tuple(len(members) for members in eligible)
     if match == "none":
@@ -76,7 +83,9 @@ def group(samples: Sequence[Samples], match: str, *, late: bool) -> Group:
         found = _sorted(samples, eligible, match, late, factor, sizes)
         if not best or min(found.counts) > min(best.counts):
             best = found
-        alike = any(size and count >= ENOUGH * size for count, size in zip(found.counts, sizes, strict=True))
+        alike = any(
+            size and count >= ENOUGH * size for count, size in zip(found.counts, sizes, strict=True)
+        )
         if alike and min(found.counts) >= FEWEST:
             return found
     return best if best is not None else _sorted(samples, eligible, match, late, FACTORS[-1], sizes)
@@ -92,9 +101,17 @@ def _eligible(samples: Samples, match: str, late: bool) -> Ints:
 
 
 def _sorted(
-    samples: Sequence[Samples], eligible: Sequence[Ints], match: str, late: bool, factor: float, sizes: tuple[int, ...]
+    samples: Sequence[Samples],
+    eligible: Sequence[Ints],
+    match: str,
+    late: bool,
+    factor: float,
+    sizes: tuple[int, ...],
 ) -> Group:
-    keys = [_keys(one, members, match, late, factor) for one, members in zip(samples, eligible, strict=True)]
+    keys = [
+        _keys(one, members, match, late, factor)
+        for one, members in zip(samples, eligible, strict=True)
+    ]
     if not sum(map(len, eligible)):
         nothing = np.zeros(0, np.int64)
         return Group(tuple(eligible), tuple(nothing for _ in samples), 0, factor, sizes)
@@ -102,7 +119,9 @@ def _sorted(
     inverse = inverse.reshape(-1)
     numbers = np.split(inverse, np.cumsum([len(key) for key in keys])[:-1])
     kinds = int(inverse.max()) + 1 if len(inverse) else 0
-    held = np.array([np.bincount(number, minlength=kinds) for number in numbers]).reshape(len(samples), kinds)
+    held = np.array([np.bincount(number, minlength=kinds) for number in numbers]).reshape(
+        len(samples), kinds
+    )
     common = np.all(held > 0, axis=0)
     place_of = np.cumsum(common) - 1
     members, bounds = [], []
@@ -128,5 +147,7 @@ def _keys(samples: Samples, members: Ints, match: str, late: bool, factor: float
 def _binned(lengths: Ints, factor: float) -> Ints:
     if factor == 1.0:
         return lengths
-    bins: Ints = np.floor(np.log(np.maximum(lengths, 0) + 1.0) / np.log(factor) + 1e-9).astype(np.int64)
+    bins: Ints = np.floor(np.log(np.maximum(lengths, 0) + 1.0) / np.log(factor) + 1e-9).astype(
+        np.int64
+    )
     return bins

@@ -1,4 +1,5 @@
-"""What qualifies the figures of one trace: engine, load and settings, and what kind of context that is."""
+"""What qualifies the figures of one trace: engine, load and settings, and what kind of context that
+is."""
 
 from __future__ import annotations
 
@@ -15,12 +16,13 @@ from tracer.state.trace_state import TraceState
 from tracer.state.view import EngineView, RequestView
 
 LOADED_QUEUE: Final = 0.25
-"""*Loaded*: waiting for admission is this share of all time to the first token, or more, and the engine is *shared*:
-one that lets its only request wait (a poll, a first start) is not loaded."""
+"""*Loaded*: waiting for admission is this share of all time to the first token, or more, and the
+engine is *shared*: one that lets its only request wait (a poll, a first start) is not loaded."""
 LOADED_PREEMPTED: Final = 0.1
 """*Loaded* as well: this share of the requests lost their place at least once."""
 SHARED: Final = 1.5
-"""*Shared*: a request was one of so many open ones, on the average over its life. Below it the engine was *idle*."""
+"""*Shared*: a request was one of so many open ones, on the average over its life. Below it the
+engine was *idle*."""
 WARM: Final = 0.1
 """*Warm*: this share of the prompts' tokens was found in the prefix cache."""
 APART: Final = 1.5
@@ -28,23 +30,34 @@ APART: Final = 1.5
 HITS_APART: Final = 0.1
 """So are shares of tokens found in the prefix cache that differ by this much."""
 _SETTINGS: Final = (
-    ("name", "engine"), ("version", "engine version"), ("model", "model"), ("dtype", "weights"), ("device", "device"),
-    ("max_batch", "largest batch"), ("max_batch_tokens", "token budget of a step"), ("num_blocks", "KV blocks"),
+    ("name", "engine"),
+    ("version", "engine version"),
+    ("model", "model"),
+    ("dtype", "weights"),
+    ("device", "device"),
+    ("max_batch", "largest batch"),
+    ("max_batch_tokens", "token budget of a step"),
+    ("num_blocks", "KV blocks"),
     ("block_size", "block size"),
-)  # fmt: skip
+)
 _SWITCHES: Final = (("prefix_caching", "prefix caching"), ("chunked_prefill", "chunked prefill"))
 _FACTS: Final = (
-    ("threads", "threads"), ("tensor_parallel", "tensor parallel"), ("cuda_graphs", "CUDA graphs"),
-    ("compiled", "compilation"), ("attention", "attention"), ("async_batching", "asynchronous batching"),
-)  # fmt: skip
+    ("threads", "threads"),
+    ("tensor_parallel", "tensor parallel"),
+    ("cuda_graphs", "CUDA graphs"),
+    ("compiled", "compilation"),
+    ("attention", "attention"),
+    ("async_batching", "asynchronous batching"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
     """One trace, as its figures are labelled. Rates are a second; `None` is not known.
 
-    `concurrency` requests open on the average over the window, `peak` at most; `company` open ones that a request was
-    one of, on the average over its life. `queue_share` of TTFT, `hit_share` of prompt tokens, 0-1.
+    `concurrency` requests open on the average over the window, `peak` at most; `company` open ones
+    that a request was one of, on the average over its life. `queue_share` of TTFT, `hit_share` of
+    prompt tokens, 0-1.
     """
 
     name: str
@@ -70,7 +83,11 @@ class Context:
         """Engine and version, model, device: what ran."""
         if self.engine is None:
             return "engine not told"
-        parts = (f"{self.engine.name or self.engine.title} {self.engine.version}", self.model, self.engine.device)
+        parts = (
+            f"{self.engine.name or self.engine.title} {self.engine.version}",
+            self.model,
+            self.engine.device,
+        )
         return " ".join(" ".join(part.split()) for part in parts if part.strip())
 
     @property
@@ -82,7 +99,8 @@ class Context:
 
     @property
     def kind(self) -> str:
-        """``cold and idle``, ``warm and shared``, ``loaded`` …: see the constants of this module for the rule."""
+        """``cold and idle``, ``warm and shared``, ``loaded`` …: see the constants of this module
+        for the rule."""
         if not self.requests:
             return "no requests"
         waited = self.queue_share is not None and self.queue_share >= LOADED_QUEUE
@@ -93,24 +111,41 @@ class Context:
         return f"{'warm' if warm else 'cold'} and {'shared' if self.company >= SHARED else 'idle'}"
 
 
-def of_state(name: str, state: TraceState, *, begin: int | None = None, end: int | None = None) -> Context:
-    """The context of a state, of what was received from `begin` to before `end` (ns) where given."""
+def of_state(
+    name: str, state: TraceState, *, begin: int | None = None, end: int | None = None
+) -> Context:
+    """The context of a state, of what was received from `begin` to before `end` (ns) where
+    given."""
     snapshot = state.snapshot(window_s=math.inf)
     told = [view for view in snapshot.engines if view.name]
     inner = [view for view in told if view.role in ("engine", "core")]
     engine = next(iter(inner or told or list(snapshot.engines)), None)
-    views = [view for view in snapshot.requests
-             if (begin is None or view.received >= begin) and (end is None or view.received < end)]  # fmt: skip
+    views = [
+        view
+        for view in snapshot.requests
+        if (begin is None or view.received >= begin) and (end is None or view.received < end)
+    ]
     until = state.now if end is None else min(end, state.now)
     context = snapshot.context
     losses = snapshot.losses
-    return _made(name, views, engine, context.prefix_caching, context.chunked_prefill, begin, until, losses.events,
-                 losses.set_aside)  # fmt: skip
+    return _made(
+        name,
+        views,
+        engine,
+        context.prefix_caching,
+        context.chunked_prefill,
+        begin,
+        until,
+        losses.events,
+        losses.set_aside,
+    )
 
 
 def of_views(name: str, views: Sequence[RequestView]) -> Context:
     """The context that views alone tell: load, but not the engine."""
-    until = max((view.received if view.closed is None else view.closed for view in views), default=0)
+    until = max(
+        (view.received if view.closed is None else view.closed for view in views), default=0
+    )
     return _made(name, views, None, None, None, None, until, 0)
 
 
@@ -120,7 +155,10 @@ def _made(
 ) -> Context:  # fmt: skip
     since = min((view.received for view in views), default=until) if begin is None else begin
     window = max(0, until - since)
-    spans = [(max(since, view.received), min(until, until if view.closed is None else view.closed)) for view in views]
+    spans = [
+        (max(since, view.received), min(until, until if view.closed is None else view.closed))
+        for view in views
+    ]
     mean, peak, company = _load([(a, b) for a, b in spans if b > a], window)
     waits = [(view.queue_ms, view.ttft_ms) for view in views]
     waited = sum(queue for queue, ttft in waits if queue is not None and ttft is not None)
@@ -172,11 +210,15 @@ def warnings(base: Context, other: Context) -> list[str]:
         pairs += [(label, facts_a.get(name), facts_b.get(name)) for name, label in _FACTS]
         for label, before, after in pairs:
             if before not in (None, "") and after not in (None, "") and before != after:
-                found.append(f"other {label}: {_said(before)} in {base.name}, {_said(after)} in {other.name}")
+                found.append(
+                    f"other {label}: {_said(before)} in {base.name}, {_said(after)} in {other.name}"
+                )
     for name, label in _SWITCHES:
         before, after = getattr(base, name), getattr(other, name)
         if before is not None and after is not None and before != after:
-            found.append(f"{label} {_switch(before)} in {base.name}, {_switch(after)} in {other.name}")
+            found.append(
+                f"{label} {_switch(before)} in {base.name}, {_switch(after)} in {other.name}"
+            )
         elif name == "prefix_caching" and (before is None) != (after is None):
             found.append(f"{label} is not told of {base.name if before is None else other.name}")
     if base.kind != other.kind and base.requests and other.requests:
@@ -187,12 +229,20 @@ def warnings(base: Context, other: Context) -> list[str]:
             f"the prefix cache held {base.hit_share:.0%} of the prompts' tokens in {base.name}, "
             f"{other.hit_share:.0%} in {other.name}: prefill differs by reuse too"
         )
-    for label, before, after, unit in (("request rate", base.request_rate, other.request_rate, " req/s"),
-                                       ("concurrency", base.concurrency, other.concurrency, "")):  # fmt: skip
+    for label, before, after, unit in (
+        ("request rate", base.request_rate, other.request_rate, " req/s"),
+        ("concurrency", base.concurrency, other.concurrency, ""),
+    ):
         if before > 0 and after > 0 and not 1 / APART < after / before < APART:
-            found.append(f"other {label}: {before:.2g}{unit} in {base.name}, {after:.2g}{unit} in {other.name}")
-    found += [f"{context.lost_events:,} events of {context.name} were lost: its figures may be short"
-              for context in (base, other) if context.lost_events]  # fmt: skip
+            found.append(
+                f"other {label}: {before:.2g}{unit} in {base.name}, {after:.2g}{unit} in "
+                f"{other.name}"
+            )
+    found += [
+        f"{context.lost_events:,} events of {context.name} were lost: its figures may be short"
+        for context in (base, other)
+        if context.lost_events
+    ]
     found += [f"{context.name}: {set_aside_line(context.set_aside)}"
               for context in (base, other) if context.set_aside]  # fmt: skip
     return found

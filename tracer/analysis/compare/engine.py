@@ -1,4 +1,5 @@
-"""Compare traces: figures over like requests, differences with their noise, and what explains them."""
+"""Compare traces: figures over like requests, differences with their noise, and what explains
+them."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ _SHOWN_GAPS: Final = {"mean": 1, "p50": 1, "p95": 3, "p99": 10}
 _RESOLUTION_MS: Final = 0.001
 """No difference below it is one: clocks and arithmetic."""
 _FLOOR_MS: Final = 0.01
-"""Added to a time before its ratio to another is taken: a hundredth of a millisecond beside none is no large factor."""
+"""Added to a time before its ratio to another is taken: a hundredth of a millisecond beside none is
+no large factor."""
 _LARGEST: Final = 50.0
 """Of a logarithm of a ratio."""
 
@@ -62,10 +64,15 @@ class Trace:
 
 
 def trace_of_state(
-    name: str, state: TraceState, *, begin: int | None = None, end: int | None = None, known: Reader | None = None
+    name: str,
+    state: TraceState,
+    *,
+    begin: int | None = None,
+    end: int | None = None,
+    known: Reader | None = None,
 ) -> Trace:
-    """The requests of a state that were received from `begin` to before `end` (ns), all where not given. `known`: see
-    `samples.of_state`."""
+    """The requests of a state that were received from `begin` to before `end` (ns), all where not
+    given. `known`: see `samples.of_state`."""
     return Trace(
         contexts.of_state(name, state, begin=begin, end=end),
         tables.of_state(state, begin=begin, end=end, known=known),
@@ -79,24 +86,32 @@ def trace_of_views(name: str, views: Iterable[RequestView]) -> Trace:
 
 
 def compare(
-    traces: Sequence[Trace], *, percentile: str = "p50", match: str = "length", rounds: int = resampling.ROUNDS,
+    traces: Sequence[Trace],
+    *,
+    percentile: str = "p50",
+    match: str = "length",
+    rounds: int = resampling.ROUNDS,
     seed: int = 0,
-) -> Comparison:  # fmt: skip
+) -> Comparison:
     """Compare the first trace with each of the others.
 
-    `percentile` is the figure that is spoken of first; `match` one of `cells.MATCHES`; `rounds` of resampling at most,
-    drawn from `seed`: the same input gives the same answer. Raises AnalysisError for what cannot be asked.
+    `percentile` is the figure that is spoken of first; `match` one of `cells.MATCHES`; `rounds` of
+    resampling at most, drawn from `seed`: the same input gives the same answer. Raises
+    AnalysisError for what cannot be asked.
     """
     if not 2 <= len(traces) <= MOST:
         raise AnalysisError(f"two or {MOST} traces can be compared, not {len(traces)}")
     if percentile not in PERCENTILES or match not in MATCHES:
-        raise AnalysisError(f"compare by {', '.join(PERCENTILES)} and match by {', '.join(MATCHES)}")
+        raise AnalysisError(
+            f"compare by {', '.join(PERCENTILES)} and match by {', '.join(MATCHES)}"
+        )
     return _Comparing(traces, percentile, match, rounds, seed).comparison()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Measured:
-    """A row of one trace: `values` (statistic → figure), `replicates` (statistic → figure by round)."""
+    """A row of one trace: `values` (statistic → figure), `replicates` (statistic → figure by
+    round)."""
 
     count: int
     values: dict[str, float]
@@ -104,14 +119,19 @@ class _Measured:
 
 
 class _Comparing:
-    def __init__(self, traces: Sequence[Trace], percentile: str, match: str, rounds: int, seed: int) -> None:
+    def __init__(
+        self, traces: Sequence[Trace], percentile: str, match: str, rounds: int, seed: int
+    ) -> None:
         self.traces = traces
         self.percentile, self.match = percentile, match
         self.samples = [trace.samples for trace in traces]
         self.rounds = resampling.rounds_for(max(map(len, self.samples)), rounds)
-        lengths = [resampling.block_length(len(trace.samples), trace.context.company) for trace in traces]
+        lengths = [
+            resampling.block_length(len(trace.samples), trace.context.company) for trace in traces
+        ]
         self.blocks = tuple(
-            max(1, -(-len(one) // length)) for one, length in zip(self.samples, lengths, strict=True)
+            max(1, -(-len(one) // length))
+            for one, length in zip(self.samples, lengths, strict=True)
         )
         self.unseen = [
             resampling.hidden(resampling.memory(list(one.values.values())), length)
@@ -125,9 +145,11 @@ class _Comparing:
             for one, length in zip(self.samples, lengths, strict=True)
         ]  # fmt: skip
         self.groups = {late: group(self.samples, match, late=late) for late in (False, True)}
-        self.unlike = {late for late, found in self.groups.items() if match != "none" and not min(found.counts)}
-        """Groups in which a trace has nothing like the others. Their figures are over all requests, side by side: what
-        is on either side is told, a difference is not."""
+        self.unlike = {
+            late for late, found in self.groups.items() if match != "none" and not min(found.counts)
+        }
+        """Groups in which a trace has nothing like the others. Their figures are over all requests,
+        side by side: what is on either side is told, a difference is not."""
         for late in self.unlike:
             self.groups[late] = group(self.samples, "none", late=late)
         self.weights = {late: found.weights(drawn) for late, found in self.groups.items()}
@@ -136,27 +158,37 @@ class _Comparing:
 
     def comparison(self) -> Comparison:
         """All of it."""
-        measured = {row.key: [self._row(row, k) for k in range(len(self.traces))] for row in self.rows}
+        measured = {
+            row.key: [self._row(row, k) for k in range(len(self.traces))] for row in self.rows
+        }
         early, late = (self._matched(self.groups[name]) for name in (False, True))
         made = Comparison(
             columns=tuple(trace.context for trace in self.traces),
             rows=self.rows,
-            figures={key: _figures(found, _SHOWN_GAPS if key == "itl" else _SHOWN) for key, found in measured.items()},
+            figures={
+                key: _figures(found, _SHOWN_GAPS if key == "itl" else _SHOWN)
+                for key, found in measured.items()
+            },
             pairs=(),
             percentile=self.percentile,
             match=self.match,
             early=early,
             late=late,
             left_out=tuple(dict(one.left_out) for one in self.samples),
-            notes={row.key: tuple(one.notes.get(row.key, "") for one in self.samples) for row in self.rows
-                   if any(row.key in one.notes for one in self.samples)},
+            notes={
+                row.key: tuple(one.notes.get(row.key, "") for one in self.samples)
+                for row in self.rows
+                if any(row.key in one.notes for one in self.samples)
+            },
             rounds=self.rounds,
             blocks=self.blocks,
-        )  # fmt: skip
+        )
         pairs = tuple(self._pair(made, measured, other) for other in range(1, len(self.traces)))
-        return Comparison(**{**{name: getattr(made, name) for name in Comparison.__slots__}, "pairs": pairs})
+        return Comparison(
+            **{**{name: getattr(made, name) for name in Comparison.__slots__}, "pairs": pairs}
+        )
 
-    # --- figures ------------------------------------------------------------------------------------------------------
+    # --- figures ----------------------------------------------------------------------------------
 
     def _row(self, row: Row, k: int) -> _Measured:
         members, weights = self.groups[row.late].members[k], self.weights[row.late][k]
@@ -199,10 +231,17 @@ class _Comparing:
                 lengths.append(None if math.isnan(one) else one)
             return tuple(lengths)
 
-        return Matched(found.counts, found.eligible, found.cells, found.factor, mean("prompt"), mean("output"),
-                       found.members)  # fmt: skip
+        return Matched(
+            found.counts,
+            found.eligible,
+            found.cells,
+            found.factor,
+            mean("prompt"),
+            mean("output"),
+            found.members,
+        )
 
-    # --- pairs --------------------------------------------------------------------------------------------------------
+    # --- pairs ------------------------------------------------------------------------------------
 
     def _pair(self, made: Comparison, measured: dict[str, list[_Measured]], other: int) -> Pair:
         changes = self._changes(measured, other)
@@ -214,7 +253,9 @@ class _Comparing:
         return Pair(0, other, told.verdict, told.differs, told.by, changes, tuple(e2e), tuple(ttft),
                     tuple(self._rates(other)), tuple(warned))  # fmt: skip
 
-    def _changes(self, measured: dict[str, list[_Measured]], other: int) -> dict[str, dict[str, Change]]:
+    def _changes(
+        self, measured: dict[str, list[_Measured]], other: int
+    ) -> dict[str, dict[str, Change]]:
         """Every difference that can be told, with bands that hold for all of them at once."""
         family: list[tuple[str, str]] = []
         changes: dict[str, dict[str, Change]] = {}
@@ -232,28 +273,48 @@ class _Comparing:
                 changes.setdefault(key, {})[name] = Change(_difference(key, a, b, name), why=why)
         if not family:
             return changes
-        observed = np.array([
-            _scaled(measured[key][other].values[name]) - _scaled(measured[key][0].values[name]) for key, name in family
-        ], np.float64)
-        replicates = np.stack([
-            _scaled(measured[key][other].replicates[name]) - _scaled(measured[key][0].replicates[name])
-            for key, name in family
-        ], axis=1)
+        observed = np.array(
+            [
+                _scaled(measured[key][other].values[name]) - _scaled(measured[key][0].values[name])
+                for key, name in family
+            ],
+            np.float64,
+        )
+        replicates = np.stack(
+            [
+                _scaled(measured[key][other].replicates[name])
+                - _scaled(measured[key][0].replicates[name])
+                for key, name in family
+            ],
+            axis=1,
+        )
         half = resampling.bands(
-            observed, replicates, (self.blocks[0], self.blocks[other]), max(self.unseen[0], self.unseen[other])
+            observed,
+            replicates,
+            (self.blocks[0], self.blocks[other]),
+            max(self.unseen[0], self.unseen[other]),
         )
         for (key, name), ratio, width in zip(family, observed, half, strict=True):
             before, after = measured[key][0].values[name], measured[key][other].values[name]
-            changes.setdefault(key, {})[name] = _change(before, after, float(ratio), float(width), key)
+            changes.setdefault(key, {})[name] = _change(
+                before, after, float(ratio), float(width), key
+            )
         return changes
 
     def _why(self, key: str, found: Sequence[_Measured], other: int, fewest: int) -> str:
         """Why a difference cannot be told."""
         group = self.groups[BY_KEY[key].late]
         counts, names = (found[0].count, found[other].count), (self._name(0), self._name(other))
-        if min(group.eligible[0], group.eligible[other]) >= fewest > min(group.counts[0], group.counts[other]):
+        if (
+            min(group.eligible[0], group.eligible[other])
+            >= fewest
+            > min(group.counts[0], group.counts[other])
+        ):
             there = f"{group.eligible[0]} and {group.eligible[other]}"
-            return f"{counts[0]} and {counts[1]} of {there} requests are alike in length, {fewest} are needed"
+            return (
+                f"{counts[0]} and {counts[1]} of {there} requests are alike in length, {fewest} "
+                "are needed"
+            )
         if not min(counts) and min(group.counts[0], group.counts[other]):
             without = [name for name, count in zip(names, counts, strict=True) if not count]
             return f"not measured in {' or '.join(without)}"
@@ -272,7 +333,12 @@ class _Comparing:
             weights = self.weights[late][k][:1]
             if not len(table) or not weights.sum() > 0:
                 return []
-            means.append([float(resampling.weighted_mean(table[:, part], weights)[0]) for part in range(tables.PARTS)])
+            means.append(
+                [
+                    float(resampling.weighted_mean(table[:, part], weights)[0])
+                    for part in range(tables.PARTS)
+                ]
+            )
         rows = (*STAGE_ROWS, UNATTRIBUTED)
         parts = [Part(row, before, after) for row, before, after in zip(rows, *means, strict=True)]
         return sorted(parts, key=lambda part: -abs(part.change))
@@ -280,7 +346,10 @@ class _Comparing:
     def _rates(self, other: int) -> list[Rate]:
         """Time a token of the two stages whose work is tokens."""
         rates = []
-        for stage, late, tokens in ((Stage.DECODE, True, "output token"), (Stage.PREFILL, False, "computed token")):
+        for stage, late, tokens in (
+            (Stage.DECODE, True, "output token"),
+            (Stage.PREFILL, False, "computed token"),
+        ):
             found = []
             for k in (0, other):
                 one, members = self.samples[k], self.groups[late].members[k]
@@ -297,17 +366,26 @@ class _Comparing:
 
 def _statistics(values: Floats, weights: Floats) -> dict[str, Floats]:
     quantiles = resampling.weighted_quantiles(values, weights, _SHARES)
-    return {"mean": resampling.weighted_mean(values, weights), **dict(zip(PERCENTILES, quantiles, strict=True))}
+    return {
+        "mean": resampling.weighted_mean(values, weights),
+        **dict(zip(PERCENTILES, quantiles, strict=True)),
+    }
 
 
 def _figures(found: Sequence[_Measured], shown: dict[str, int]) -> dict[str, Figure]:
     counts = tuple(one.count for one in found)
     return {
         name: Figure(
-            tuple(one.values[name] if one.count >= shown[name] and math.isfinite(one.values[name]) else None
-                  for one in found), counts)
+            tuple(
+                one.values[name]
+                if one.count >= shown[name] and math.isfinite(one.values[name])
+                else None
+                for one in found
+            ),
+            counts,
+        )
         for name in STATISTICS
-    }  # fmt: skip
+    }
 
 
 def _difference(key: str, a: _Measured, b: _Measured, name: str) -> float | None:
@@ -317,8 +395,8 @@ def _difference(key: str, a: _Measured, b: _Measured, name: str) -> float | None
 
 
 def _scaled(ms: Any) -> Any:
-    """Times are compared by their ratio: they are skewed, and a queue of seconds beside one of microseconds would
-    drown everything on a plain scale."""
+    """Times are compared by their ratio: they are skewed, and a queue of seconds beside one of
+    microseconds would drown everything on a plain scale."""
     return np.log(np.maximum(ms, 0.0) + _FLOOR_MS)
 
 

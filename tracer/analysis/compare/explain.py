@@ -1,4 +1,5 @@
-"""A comparison in sentences: what changed, by how much beyond noise, and which stage explains it."""
+"""A comparison in sentences: what changed, by how much beyond noise, and which stage explains
+it."""
 
 from __future__ import annotations
 
@@ -38,7 +39,12 @@ class Told:
 
 
 def explained(
-    made: Comparison, other: int, changes: Changes, e2e: Sequence[Part], ttft: Sequence[Part], rates: Sequence[Rate]
+    made: Comparison,
+    other: int,
+    changes: Changes,
+    e2e: Sequence[Part],
+    ttft: Sequence[Part],
+    rates: Sequence[Rate],
 ) -> Told:
     """What to say about the first trace and another one."""
     first = made.percentile
@@ -64,9 +70,17 @@ def explained(
     moved = _moved(changes, [*e2e, *ttft], first)
     if moved:
         by = _stage_of(moved[0][0])
-        listed = "; ".join(_movement(made, other, row, name, changes) for row, name in moved[:NAMED])
+        listed = "; ".join(
+            _movement(made, other, row, name, changes) for row, name in moved[:NAMED]
+        )
         more = f" and {len(moved) - NAMED} more" if len(moved) > NAMED else ""
-        whole = _join([word for key, word in (("e2e", "E2E"), ("ttft", "TTFT")) if _known(changes, key, first)])
+        whole = _join(
+            [
+                word
+                for key, word in (("e2e", "E2E"), ("ttft", "TTFT"))
+                if _known(changes, key, first)
+            ]
+        )
         lead = f"{whole} did not change beyond noise, but " if whole else ""
         return Told(_capital(f"{lead}{listed}{more}."), True, by)
     return Told(_no_difference(made, other, changes, first), False, None)
@@ -81,24 +95,39 @@ def warnings(made: Comparison, other: int) -> list[str]:
             lengths = getattr(matched, name)
             before, after = lengths[0], lengths[other]
             if before and after and abs(after / before - 1) >= LENGTHS_APART:
-                how = "even the requests that were matched have" if made.match != "none" else "requests have"
-                said = f"{how} other {name}s: {before:,.0f} tokens in {names[0]}, {after:,.0f} in {names[1]}"
+                how = (
+                    "even the requests that were matched have"
+                    if made.match != "none"
+                    else "requests have"
+                )
+                said = (
+                    f"{how} other {name}s: {before:,.0f} tokens in {names[0]}, {after:,.0f} in "
+                    f"{names[1]}"
+                )
                 if said not in found and not any(f"other {name}s" in one for one in found):
                     found.append(said)
     for key, notes in made.notes.items():
         if notes[0] != notes[other]:
-            found.append(f"{BY_KEY[key].label} is measured in other ways: "
-                         f"{notes[0] or 'by the clock'} in {names[0]}, {notes[other] or 'by the clock'} in {names[1]}")
+            found.append(
+                f"{BY_KEY[key].label} is measured in other ways: "
+                f"{notes[0] or 'by the clock'} in {names[0]}, {notes[other] or 'by the clock'} in "
+                f"{names[1]}"
+            )
     return found
 
 
-# --- what explains a change -------------------------------------------------------------------------------------------
+# --- what explains a change -----------------------------------------------------------------------
 
 
 def _causes(changes: Changes, parts: Sequence[Part], first: str) -> list[Part]:
-    """Parts that moved the mean the way it went and differ beyond noise themselves, the largest first."""
+    """Parts that moved the mean the way it went and differ beyond noise themselves, the largest
+    first."""
     total = sum(part.change for part in parts)
-    return [part for part in parts if part.change * total > 0 and _stage_differs(changes, part.row, first)]
+    return [
+        part
+        for part in parts
+        if part.change * total > 0 and _stage_differs(changes, part.row, first)
+    ]
 
 
 def _stage_differs(changes: Changes, row: Row, first: str) -> bool:
@@ -109,7 +138,14 @@ def _stage_differs(changes: Changes, row: Row, first: str) -> bool:
 def _beyond(changes: Changes, key: str, first: str) -> str | None:
     """A statistic of the row that differs beyond noise, `first` before the others."""
     found = changes.get(key, {})
-    return next((name for name in dict.fromkeys((first, *STATISTICS)) if name in found and found[name].differs), None)
+    return next(
+        (
+            name
+            for name in dict.fromkeys((first, *STATISTICS))
+            if name in found and found[name].differs
+        ),
+        None,
+    )
 
 
 def _stage_of(row: Row) -> str:
@@ -127,10 +163,15 @@ def _moved(changes: Changes, parts: Sequence[Part], first: str) -> list[tuple[Ro
     for part in parts:
         weight[part.row.key] = max(weight.get(part.row.key, 0.0), abs(part.change))
     found = [(row, name) for row in ROWS if (name := _beyond(changes, row.key, first)) is not None]
-    return sorted(found, key=lambda pair: -weight.get(pair[0].key, abs(changes[pair[0].key][pair[1]].difference or 0)))
+    return sorted(
+        found,
+        key=lambda pair: (
+            -weight.get(pair[0].key, abs(changes[pair[0].key][pair[1]].difference or 0))
+        ),
+    )
 
 
-# --- sentences --------------------------------------------------------------------------------------------------------
+# --- sentences ------------------------------------------------------------------------------------
 
 
 def _sentence(
@@ -144,13 +185,25 @@ def _sentence(
         return f"{head}; its mean did not go the same way, so no stage can be named."
     if not causes:
         largest = parts[0]
-        return f"{head}; no single stage differs beyond noise ({largest.row.label} {_signed(largest.change)} ms most)."
+        return (
+            f"{head}; no single stage differs beyond noise ({largest.row.label} "
+            f"{_signed(largest.change)} ms most)."
+        )
     named = [causes[0], *(part for part in causes[1:NAMED] if part.change / total >= ALSO)]
-    shares = [f"{_label(part)} {'' if place else 'explains '}{_of(part, total)} ({_signed(part.change)} ms)"
-              for place, part in enumerate(named)]  # fmt: skip
-    whole = "of it" if statistic == "mean" else f"of the {_signed(total)} ms by which its mean {_went(total)}"
+    shares = [
+        f"{_label(part)} {'' if place else 'explains '}{_of(part, total)} ({_signed(part.change)} "
+        "ms)"
+        for place, part in enumerate(named)
+    ]
+    whole = (
+        "of it"
+        if statistic == "mean"
+        else f"of the {_signed(total)} ms by which its mean {_went(total)}"
+    )
     rate = next((rate for rate in rates if rate.stage == causes[0].row.key), None)
-    per = f", {_ms(rate.before)} → {_ms(rate.after)} ms {_a(rate.tokens)}" if rate is not None else ""
+    per = (
+        f", {_ms(rate.before)} → {_ms(rate.after)} ms {_a(rate.tokens)}" if rate is not None else ""
+    )
     return f"{head}: {_join(shares)} {whole}{per}."
 
 
@@ -178,9 +231,14 @@ def _unchanged(made: Comparison, changes: Changes, key: str, first: str) -> str:
     change = changes.get(key, {}).get(first)
     label = BY_KEY[key].label
     if change is None or change.differs is None:
-        return f"{label} cannot be compared: {change.why if change is not None else 'not measured'}."
+        return (
+            f"{label} cannot be compared: {change.why if change is not None else 'not measured'}."
+        )
     noise = noise_text(change, made.figures[key][first].values[0])
-    return f"{label} {first} did not change beyond noise ({_signed(change.difference or 0)} ms, noise {noise})."
+    return (
+        f"{label} {first} did not change beyond noise ({_signed(change.difference or 0)} ms, noise "
+        f"{noise})."
+    )
 
 
 def _no_difference(made: Comparison, other: int, changes: Changes, first: str) -> str:
@@ -191,8 +249,10 @@ def _no_difference(made: Comparison, other: int, changes: Changes, first: str) -
         if change is None or change.differs is None or figure is None:
             continue
         relative = "" if change.relative is None else f"{change.relative:+.1%}, ".replace("%", " %")
-        told.append(f"{BY_KEY[key].label} {first} {_ms(figure.values[0])} → {_ms(figure.values[other])} ms "
-                    f"({relative}noise {noise_text(change, figure.values[0])})")  # fmt: skip
+        told.append(
+            f"{BY_KEY[key].label} {first} {_ms(figure.values[0])} → {_ms(figure.values[other])} ms "
+            f"({relative}noise {noise_text(change, figure.values[0])})"
+        )
     end = f": {', '.join(told)}" if told else ""
     unknown = "" if _known(changes, "e2e", first) else f" {_unchanged(made, changes, 'e2e', first)}"
     return f"No difference beyond noise{end}.{_wide(made, changes, first)}{unknown}"
@@ -206,7 +266,9 @@ def _wide(made: Comparison, changes: Changes, first: str) -> str:
         if noise is not None and before and noise / before >= WIDE:
             factor = noise / before
             least = f"{factor:.0%}".replace("%", " %") if factor < TIMES else _times(factor + 1)
-            return f" That says little: a rise of {BY_KEY[key].label} by {least} would hardly be seen."
+            return (
+                f" That says little: a rise of {BY_KEY[key].label} by {least} would hardly be seen."
+            )
     return ""
 
 
@@ -215,13 +277,23 @@ def _too_few(made: Comparison, other: int) -> str:
     there = [made.early.eligible[k] for k in (0, other)]
     names = [made.columns[k].name for k in (0, other)]
     if min(there) < FEWEST["mean"]:
-        return (f"Too few requests to tell: {there[0]} of {names[0]} and {there[1]} of {names[1]} have a first token; "
-                f"{FEWEST['mean']} of each are needed.")  # fmt: skip
+        return (
+            f"Too few requests to tell: {there[0]} of {names[0]} and {there[1]} of {names[1]} have "
+            "a first token; "
+            f"{FEWEST['mean']} of each are needed."
+        )
     if made.match != "none" and made.early.factor == 0:
-        return (f"No requests of {names[0]} and {names[1]} are alike in length: the figures are over all of them, side "
-                "by side. Matching none compares them as they are.")  # fmt: skip
-    return (f"Too few requests are alike to tell: {counts[0]} of {there[0]} in {names[0]}, {counts[1]} of {there[1]} "
-            f"in {names[1]}; {FEWEST['mean']} of each are needed. Matching none compares them as they are.")
+        return (
+            f"No requests of {names[0]} and {names[1]} are alike in length: the figures are over "
+            "all of them, side "
+            "by side. Matching none compares them as they are."
+        )
+    return (
+        f"Too few requests are alike to tell: {counts[0]} of {there[0]} in {names[0]}, {counts[1]} "
+        f"of {there[1]} "
+        f"in {names[1]}; {FEWEST['mean']} of each are needed. Matching none compares them as they "
+        "are."
+    )
 
 
 def noise_text(change: Change, before: float | None) -> str:
@@ -232,7 +304,13 @@ def noise_text(change: Change, before: float | None) -> str:
 
 
 def _times(factor: float) -> str:
-    return f"×{factor:.1f}" if factor < 10 else f"×{factor:.0f}" if factor < 1000 else "more than ×1,000"
+    return (
+        f"×{factor:.1f}"
+        if factor < 10
+        else f"×{factor:.0f}"
+        if factor < 1000
+        else "more than ×1,000"
+    )
 
 
 def _went(difference: float) -> str:
@@ -256,7 +334,13 @@ def _ms(value: float | None) -> str:
         return "-"
     if abs(value) >= 99.95:
         return f"{value:,.0f}"
-    return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}" if abs(value) >= 0.0995 else f"{value:.3f}"
+    return (
+        f"{value:.1f}"
+        if abs(value) >= 9.995
+        else f"{value:.2f}"
+        if abs(value) >= 0.0995
+        else f"{value:.3f}"
+    )
 
 
 def _signed(value: float) -> str:

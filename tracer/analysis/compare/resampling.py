@@ -1,12 +1,15 @@
-"""Noise by resampling: how much a figure would differ between two runs of which nothing was changed.
+"""Noise by resampling: how much a figure would differ between two runs of which nothing was
+changed.
 
-Requests that run at the same time share steps and queues: they are not independent, and a bootstrap that drew them one
-by one would take noise for a change. Stretches of neighbouring requests are drawn instead (a circular moving-block
-bootstrap), as long as the requests that were open together. Everything that depends on the draw (cells, weights,
-quantiles) is computed again in each round, and one band holds for all figures at once (the largest deviation of any of
-them, studentised), so that looking at forty figures does not find a difference in one of them by chance.
+Requests that run at the same time share steps and queues: they are not independent, and a bootstrap
+that drew them one by one would take noise for a change. Stretches of neighbouring requests are
+drawn instead (a circular moving-block bootstrap), as long as the requests that were open together.
+Everything that depends on the draw (cells, weights, quantiles) is computed again in each round, and
+one band holds for all figures at once (the largest deviation of any of them, studentised), so that
+looking at forty figures does not find a difference in one of them by chance.
 
-Only what changes within a run is seen: a machine that was slower all through one of the runs is a difference.
+Only what changes within a run is seen: a machine that was slower all through one of the runs is a
+difference.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ FEWEST_ROUNDS: Final = 300
 CELLS: Final = 6_000_000
 """Rounds × requests are kept below it: memory and time."""
 BLOCKS: Final = (6, 40)
-"""A trace is cut into about so many stretches, more with more requests (their square root). Few and long ones see what
-drifts slowly; below the least nothing could be said of how much they differ."""
+"""A trace is cut into about so many stretches, more with more requests (their square root). Few and
+long ones see what drifts slowly; below the least nothing could be said of how much they differ."""
 LARGEST: Final = 3.3
 """Quantile of the normal distribution up to which the band is widened by Student's t."""
 DEFINED: Final = 0.7
@@ -40,15 +43,17 @@ def rounds_for(requests: int, wanted: int = ROUNDS) -> int:
 
 
 def block_length(requests: int, company: float) -> int:
-    """Requests in a stretch: as many as were open together (`company`), or as `BLOCKS` says if that is more."""
+    """Requests in a stretch: as many as were open together (`company`), or as `BLOCKS` says if that
+    is more."""
     fewest, most = BLOCKS
     stretches = min(most, max(fewest, math.isqrt(requests)))
     return max(1, min(requests // fewest, max(round(company), round(requests / stretches))))
 
 
 def memory(values: Sequence[Floats]) -> float:
-    """How alike neighbouring requests are, 0 (not at all) to 0.9: the correlation of each row's ranks with those of the
-    request before, in the middle of all rows, corrected for its bias in short series (Kendall)."""
+    """How alike neighbouring requests are, 0 (not at all) to 0.9: the correlation of each row's
+    ranks with those of the request before, in the middle of all rows, corrected for its bias in
+    short series (Kendall)."""
     found = []
     for line in values:
         known = line[~np.isnan(line)]
@@ -63,16 +68,17 @@ def memory(values: Sequence[Floats]) -> float:
 
 
 def hidden(alike: float, length: int) -> float:
-    """Factor on the spread for what stretches of `length` requests do not see when neighbours are alike by `alike`: the
-    variance of a mean of an autoregressive series over that of independent stretches of it."""
+    """Factor on the spread for what stretches of `length` requests do not see when neighbours are
+    alike by `alike`: the variance of a mean of an autoregressive series over that of independent
+    stretches of it."""
     lags = np.arange(1, length)
     seen = 1 + 2 * float(((1 - lags / length) * alike**lags).sum())
     return math.sqrt((1 + alike) / (1 - alike) / seen)
 
 
 def draws(random: np.random.Generator, requests: int, length: int, rounds: int) -> Floats:
-    """How often each request is drawn in each round (rounds × requests): whole stretches, the end joined to the
-    begin."""
+    """How often each request is drawn in each round (rounds × requests): whole stretches, the end
+    joined to the begin."""
     if not requests:
         return np.zeros((rounds, 0), np.float32)
     stretches = -(-requests // length)
@@ -88,7 +94,8 @@ def draws(random: np.random.Generator, requests: int, length: int, rounds: int) 
 
 
 def weighted_mean(values: Floats, weights: Floats) -> Floats:
-    """Mean of `values` under each row of `weights` (rounds × values); values that are NaN do not count."""
+    """Mean of `values` under each row of `weights` (rounds × values); values that are NaN do not
+    count."""
     known = ~np.isnan(values)
     inside = weights if known.all() else weights[:, known]
     total = inside.sum(axis=1, dtype=np.float64)
@@ -98,7 +105,8 @@ def weighted_mean(values: Floats, weights: Floats) -> Floats:
 
 
 def weighted_quantiles(values: Floats, weights: Floats, shares: Sequence[float]) -> Floats:
-    """Quantiles of `values` under each row of `weights`: shares × rounds. NaN where nothing weighs anything.
+    """Quantiles of `values` under each row of `weights`: shares × rounds. NaN where nothing weighs
+    anything.
 
     Each value stands in the middle of its weight; between two values it is interpolated.
     """
@@ -114,7 +122,8 @@ def weighted_quantiles(values: Floats, weights: Floats, shares: Sequence[float])
     reached -= heights / 2
     reached /= np.where(total > 0, total, 1.0)[:, None]
     lines = np.arange(rounds)
-    # Each round's places lie in a stretch of their own of one rising line, in which all quantiles are found at once.
+    # Each round's places lie in a stretch of their own of one rising line, in which all quantiles
+    # are found at once.
     line = (reached + 2.0 * lines[:, None]).ravel()
     found = np.empty((len(shares), rounds))
     for place, share in enumerate(shares):
@@ -131,13 +140,18 @@ def weighted_quantiles(values: Floats, weights: Floats, shares: Sequence[float])
 
 
 def bands(
-    observed: Floats, replicates: Floats, blocks: Sequence[int], unseen: float = 1.0, level: float = LEVEL
+    observed: Floats,
+    replicates: Floats,
+    blocks: Sequence[int],
+    unseen: float = 1.0,
+    level: float = LEVEL,
 ) -> Floats:
-    """Half width of the band of each difference, so that with probability `level` none of them misses what is true.
+    """Half width of the band of each difference, so that with probability `level` none of them
+    misses what is true.
 
-    `observed`: figures; `replicates`: rounds × figures; `blocks`: stretches of each trace; `unseen`: see
-    `hidden`. NaN for a figure that too few rounds have. The spread is that of the rounds, widened for the few stretches
-    that it was taken from (Student's t).
+    `observed`: figures; `replicates`: rounds × figures; `blocks`: stretches of each trace;
+    `unseen`: see `hidden`. NaN for a figure that too few rounds have. The spread is that of the
+    rounds, widened for the few stretches that it was taken from (Student's t).
     """
     defined = np.isfinite(replicates).mean(axis=0) >= DEFINED
     usable = defined & np.isfinite(observed)
@@ -159,8 +173,8 @@ def bands(
 
 
 def student(normal: float, freedom: int) -> float:
-    """The quantile of Student's t with `freedom` degrees that belongs to a quantile of the normal distribution
-    (Abramowitz and Stegun, 26.7.5)."""
+    """The quantile of Student's t with `freedom` degrees that belongs to a quantile of the normal
+    distribution (Abramowitz and Stegun, 26.7.5)."""
     x, n = normal, float(freedom)
     return (
         x
@@ -175,7 +189,8 @@ def binned_quantiles(
 ) -> tuple[Floats, Floats]:
     """Quantiles of counted bins: `counts` is requests × bins, `weights` rounds × requests.
 
-    Returns shares × rounds of places among the bins, a fraction where it lies within one, and the total of each round.
+    Returns shares × rounds of places among the bins, a fraction where it lies within one, and the
+    total of each round.
     """
     heights = weights.astype(np.float64) @ counts
     reached = np.cumsum(heights, axis=1)

@@ -12,7 +12,8 @@ from tracer.analysis.compare.samples import Ints
 STATISTICS: Final = ("p50", "p95", "p99", "mean")
 PERCENTILES: Final = ("p50", "p95", "p99")
 FEWEST: Final = {"mean": 8, "p50": 8, "p95": 40, "p99": 200}
-"""Samples of each trace below which a figure is not compared: two at least lie beyond a percentile."""
+"""Samples of each trace below which a figure is not compared: two at least lie beyond a
+percentile."""
 
 NONE_ALIKE: Final = "no requests are alike in length"
 """Why nothing is said of a row whose figures are over requests that were not matched."""
@@ -28,9 +29,9 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """How a statistic of a row differs between the first trace and another one. `low` to `high`: the band in which the
-    true difference lies, for all rows and statistics at once with 95 % certainty; a rise by less than `noise` would not
-    be seen. `relative` to the first trace.
+    """How a statistic of a row differs between the first trace and another one. `low` to `high`:
+    the band in which the true difference lies, for all rows and statistics at once with 95 %
+    certainty; a rise by less than `noise` would not be seen. `relative` to the first trace.
 
     `differs`: whether the band leaves zero out; None when that cannot be told, with `why`.
     """
@@ -46,8 +47,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a stage has to do with the change of the mean of E2E, or of TTFT, in ms. Stages do not overlap here, so that
-    all parts add up to the change. `row` is one of `rows.STAGE_ROWS`, or `rows.UNATTRIBUTED`."""
+    """What a stage has to do with the change of the mean of E2E, or of TTFT, in ms. Stages do not
+    overlap here, so that all parts add up to the change. `row` is one of `rows.STAGE_ROWS`, or
+    `rows.UNATTRIBUTED`."""
 
     row: Row
     before: float
@@ -99,9 +101,9 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """How requests were matched. `counts` of each trace out of `eligible`; `factor`: how far apart lengths in a cell
-    may be (1: equal, 0: not matched). `prompt`, `output`: mean length of what was matched, by trace; None where not
-    known."""
+    """How requests were matched. `counts` of each trace out of `eligible`; `factor`: how far apart
+    lengths in a cell may be (1: equal, 0: not matched). `prompt`, `output`: mean length of what was
+    matched, by trace; None where not known."""
 
     counts: tuple[int, ...]
     eligible: tuple[int, ...]

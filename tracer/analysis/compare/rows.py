@@ -11,10 +11,11 @@ from tracer.analysis.errors import AnalysisError
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a comparison, in ms. `key` names it on the command line and in JSON; a timer has no `stage`.
+    """One line of a comparison, in ms. `key` names it on the command line and in JSON; a timer has
+    no `stage`.
 
-    `late`: it is only known, or only means something, once the last token is out, so that the length of the output
-    matters to it.
+    `late`: it is only known, or only means something, once the last token is out, so that the
+    length of the output matters to it.
     """
 
     key: str
@@ -36,13 +37,16 @@ TIMERS: Final = (
 STAGE_ROWS: Final = tuple(
     Row(info.stage.id, info.label, info.stage, info.stage >= Stage.DECODE) for info in STAGES
 )
-UNATTRIBUTED: Final = Row("unattributed", "unattributed", late=True, meaning="E2E that no stage covers")
+UNATTRIBUTED: Final = Row(
+    "unattributed", "unattributed", late=True, meaning="E2E that no stage covers"
+)
 ROWS: Final = (*TIMERS, *STAGE_ROWS, UNATTRIBUTED)
 BY_KEY: Final = {row.key: row for row in ROWS}
 
 
 def row_of(name: str) -> Row:
-    """The row of a stage's id or number, or of a timer. `prefill` is the stage, `prefill_time` the timer.
+    """The row of a stage's id or number, or of a timer. `prefill` is the stage, `prefill_time` the
+    timer.
 
     Raises AnalysisError for another word.
     """
@@ -52,4 +56,6 @@ def row_of(name: str) -> Row:
     try:
         return BY_KEY[parse(word).id]
     except ValueError:
-        raise AnalysisError(f"no stage or timer called {name[:40]!r}; known are {', '.join(BY_KEY)}") from None
+        raise AnalysisError(
+            f"no stage or timer called {name[:40]!r}; known are {', '.join(BY_KEY)}"
+        ) from None

@@ -1,8 +1,8 @@
 """The requests of one trace as arrays: what a comparison computes with.
 
-A request takes part when its first token is out, nothing of it was lost and it did not fail. One that has not ended, or
-was cancelled, takes part with what is known of it: the stages up to its first token, and the gaps between its tokens.
-Times in ms, NaN where not known.
+A request takes part when its first token is out, nothing of it was lost and it did not fail. One
+that has not ended, or was cancelled, takes part with what is known of it: the stages up to its
+first token, and the gaps between its tokens. Times in ms, NaN where not known.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ Floats = NDArray[np.floating[Any]]
 Ints = NDArray[np.int64]
 
 PARTS: Final = len(Stage) + 1
-"""Parts of a request's time that do not overlap: the twelve stages in order, then what none of them covers."""
+"""Parts of a request's time that do not overlap: the twelve stages in order, then what none of them
+covers."""
 BIN: Final = 0.01
 """Gaps between tokens are counted in bins that are this much (1 %) wide."""
 _SMALLEST_MS: Final = 1e-4
@@ -37,13 +38,15 @@ _TIMED: Final = frozenset({Status.MEASURED, Status.ESTIMATED, Status.UNAVAILABLE
 _FIGURES: Final = ("e2e", "ttft", "queue", "prefill_time", "tpot", "unattributed")
 
 Gaps = tuple[Ints, Ints, float]
-"""The inter-token latencies of one request: bins (see `bin_of`), how many gaps fall into each, and their sum in ms."""
+"""The inter-token latencies of one request: bins (see `bin_of`), how many gaps fall into each, and
+their sum in ms."""
 NO_GAPS: Final[Gaps] = (np.empty(0, np.int64), np.empty(0, np.int64), 0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """Requests of one trace, in order of receipt; each array has an entry (or a row) for each of them."""
+    """Requests of one trace, in order of receipt; each array has an entry (or a row) for each of
+    them."""
 
     ids: tuple[str, ...]
     received: Ints
@@ -74,21 +77,30 @@ class Samples:
 
 
 def of_state(
-    state: TraceState, *, begin: int | None = None, end: int | None = None, known: Reader | None = None
+    state: TraceState,
+    *,
+    begin: int | None = None,
+    end: int | None = None,
+    known: Reader | None = None,
 ) -> Samples:
-    """The requests that a state keeps, of those received from `begin` to before `end` (ns) where given.
+    """The requests that a state keeps, of those received from `begin` to before `end` (ns) where
+    given.
 
     `known` remembers from one call to the next what has been read of requests that are over.
     """
     reader = known if known is not None else Reader()
     snapshot = state.snapshot(window_s=math.inf)
-    views = [view for view in snapshot.requests
-             if (begin is None or view.received >= begin) and (end is None or view.received < end)]  # fmt: skip
+    views = [
+        view
+        for view in snapshot.requests
+        if (begin is None or view.received >= begin) and (end is None or view.received < end)
+    ]
     return reader.read(views, lambda view: _gaps_of(state, view))
 
 
 def of_views(views: Iterable[RequestView]) -> Samples:
-    """The same from views alone, which do not tell the gaps between tokens: there is no ITL then."""
+    """The same from views alone, which do not tell the gaps between tokens: there is no ITL
+    then."""
     return Reader().read(sorted(views, key=lambda view: view.received), lambda view: NO_GAPS)
 
 
@@ -136,7 +148,11 @@ def _unusable(view: RequestView) -> str:
     if view.error or view.finish_reason in FAILED:
         return "failed"
     if view.ttft_ms is None:
-        return "had no first token" if view.closed is not None else "still waited for their first token"
+        return (
+            "had no first token"
+            if view.closed is not None
+            else "still waited for their first token"
+        )
     if max(view.prompt_tokens or 0, view.cached_tokens or 0, view.output_tokens) > _MOST_TOKENS:
         return "told counts of tokens that cannot be"
     return ""
@@ -146,7 +162,11 @@ def _record(view: RequestView, gaps: Gaps) -> _Record:
     hung_up = view.disconnected or view.finish_reason in CANCELLED
     whole = view.phase is Phase.DONE and view.e2e_ms is not None and not hung_up
     prompt = -1 if view.prompt_tokens is None else view.prompt_tokens
-    uncached = -1 if view.prompt_tokens is None or view.cached_tokens is None else prompt - view.cached_tokens
+    uncached = (
+        -1
+        if view.prompt_tokens is None or view.cached_tokens is None
+        else prompt - view.cached_tokens
+    )
     streaming = int(_streamed(view))
     figures = {
         "e2e": view.e2e_ms if whole else None, "ttft": view.ttft_ms, "queue": view.queue_ms,
@@ -156,10 +176,17 @@ def _record(view: RequestView, gaps: Gaps) -> _Record:
     values = [math.nan if (value := figures[name]) is None else value for name in _FIGURES]
     notes: list[tuple[str, str]] = []
     for row, stage in zip(STAGE_ROWS, view.stages, strict=True):
-        timed = stage.ms is not None and stage.end is not None and stage.status in _TIMED and (whole or not row.late)
+        timed = (
+            stage.ms is not None
+            and stage.end is not None
+            and stage.status in _TIMED
+            and (whole or not row.late)
+        )
         values.append(stage.ms if timed and stage.ms is not None else math.nan)
         if stage.status in (Status.ESTIMATED, Status.UNAVAILABLE):
-            notes.append((row.key, f"{stage.status}: {stage.reason}" if stage.reason else str(stage.status)))
+            notes.append(
+                (row.key, f"{stage.status}: {stage.reason}" if stage.reason else str(stage.status))
+            )
     end = view.received + round((view.ttft_ms or 0.0) * NS_PER_MS)
     over = view.received + round((view.e2e_ms or 0.0) * NS_PER_MS)
     return _Record(
@@ -175,8 +202,8 @@ def _record(view: RequestView, gaps: Gaps) -> _Record:
 
 
 def _streamed(view: RequestView) -> bool:
-    """Whether the answer goes out token by token. A viewer that came late may not have been told: then the writes say
-    it, and without those it is taken as streamed, as most are."""
+    """Whether the answer goes out token by token. A viewer that came late may not have been told:
+    then the writes say it, and without those it is taken as streamed, as most are."""
     if view.streaming is not None:
         return view.streaming
     if view.sent_chunks is None or view.output_tokens < 4:
@@ -198,7 +225,9 @@ def _tiled(view: RequestView, until: int) -> Floats:
 
 def _table(records: Sequence[_Record], left_out: dict[str, int]) -> Samples:
     numbers = np.array([record.numbers for record in records], np.int64).reshape(-1, 5)
-    values = np.array([record.values for record in records], np.float64).reshape(-1, len(_FIGURES) + len(STAGE_ROWS))
+    values = np.array([record.values for record in records], np.float64).reshape(
+        -1, len(_FIGURES) + len(STAGE_ROWS)
+    )
     names = (*_FIGURES, *(row.key for row in STAGE_ROWS))
     columns: dict[str, Floats] = {name: values[:, place] for place, name in enumerate(names)}
     gaps = tuple([record.gaps for record in records])
@@ -229,7 +258,7 @@ def _table(records: Sequence[_Record], left_out: dict[str, int]) -> Samples:
     )
 
 
-# --- gaps between tokens --------------------------------------------------------------------------------------------
+# --- gaps between tokens --------------------------------------------------------------------------
 
 
 def bin_of(ms: Floats) -> Ints:

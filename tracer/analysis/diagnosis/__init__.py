@@ -4,7 +4,8 @@
     print(diagnosis.verdict)
     for finding in diagnosis.findings: ...
 
-`tracer.monitor.live_findings.LiveDiagnosis` follows a state that goes on. ``docs/diagnosis.md`` lists the rules and describes the JSON document.
+`tracer.monitor.live_findings.LiveDiagnosis` follows a state that goes on. ``docs/diagnosis.md``
+lists the rules and describes the JSON document.
 """
 
 from __future__ import annotations
@@ -31,10 +32,18 @@ __all__ = [
 ]
 
 _PLACES: Final = {
-    "Budget": "case", "ClientTimes": "case", "diagnose": "engine", "CannotTell": "finding", "Diagnosis": "finding",
-    "Exhibit": "finding", "Finding": "finding", "ObservedState": "series", "Series": "series",
-}  # fmt: skip
-"""Where each name lives: a viewer needs the state before its first paint, and the rules a second later."""
+    "Budget": "case",
+    "ClientTimes": "case",
+    "diagnose": "engine",
+    "CannotTell": "finding",
+    "Diagnosis": "finding",
+    "Exhibit": "finding",
+    "Finding": "finding",
+    "ObservedState": "series",
+    "Series": "series",
+}
+"""Where each name lives: a viewer needs the state before its first paint, and the rules a second
+later."""
 
 
 def __getattr__(name: str) -> Any:

@@ -17,8 +17,9 @@ class Budget(Protocol):
     `analysis.step_model.StepModel`."""
 
     def cycle_ms(self, tokens: Any, sequences: Any, context: Any, pairs: Any) -> Any:
-        """From the begin of a step to the begin of the next, in ms: `tokens` run, of `sequences` that hold `context`
-        tokens of KV cache together, with `pairs` of query and key. Numbers or arrays of one shape."""
+        """From the begin of a step to the begin of the next, in ms: `tokens` run, of `sequences`
+        that hold `context` tokens of KV cache together, with `pairs` of query and key. Numbers or
+        arrays of one shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class ClientTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One trace to be diagnosed. `clients`: request id (the client's or ours) → what the client measured."""
+    """One trace to be diagnosed. `clients`: request id (the client's or ours) → what the client
+    measured."""
 
     evidence: Evidence
     baseline: Evidence | None = None
@@ -42,7 +44,8 @@ class Case:
 Said = Finding | CannotTell
 
 GOES_ON_NS: Final = NS_PER_S // 2
-"""What was last seen so long before the end of the evidence goes on: steps end, and tokens leave, at intervals."""
+"""What was last seen so long before the end of the evidence goes on: steps end, and tokens leave,
+at intervals."""
 Rule = Callable[[Case], Sequence[Said]]
 
 
@@ -64,8 +67,8 @@ def found(
     slowdown: float = 1.0,
     load: float = 0.0,
 ) -> Finding:
-    """A finding over requests. `end` None, or so near the end of the evidence that nothing can have shown since: it
-    goes on."""
+    """A finding over requests. `end` None, or so near the end of the evidence that nothing can have
+    shown since: it goes on."""
     several = len(evidence.engines) > 1
     return Finding(
         rule=rule,

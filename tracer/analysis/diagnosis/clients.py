@@ -1,5 +1,5 @@
-"""What clients measured of their requests, read from a file of JSON lines such as ``tracer demo --stopwatch``
-writes."""
+"""What clients measured of their requests, read from a file of JSON lines such as ``tracer demo
+--stopwatch`` writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ ROOM: Final = 256 * 1024 * 1024
 
 
 class _Line(msgspec.Struct):
-    """One request. Either times of the client's own clock in ns (`sent`, `first`, `done`) or lengths in ms."""
+    """One request. Either times of the client's own clock in ns (`sent`, `first`, `done`) or
+    lengths in ms."""
 
     client_id: str = ""
     rid: str = ""
@@ -30,7 +31,8 @@ class _Line(msgspec.Struct):
 
 
 def read_clients(path: Path) -> dict[str, ClientTimes]:
-    """Request id → times; a request is found under the id that it sent and the one that it got back.
+    """Request id → times; a request is found under the id that it sent and the one that it got
+    back.
 
     Raises AnalysisError with one line.
     """
@@ -48,7 +50,9 @@ def read_clients(path: Path) -> dict[str, ClientTimes]:
         try:
             told = decoder.decode(line)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            raise AnalysisError(f"{path}, line {number}: no JSON object with client_id, sent, first and done") from None
+            raise AnalysisError(
+                f"{path}, line {number}: no JSON object with client_id, sent, first and done"
+            ) from None
         times = ClientTimes(
             told.ttft_ms if told.ttft_ms is not None else _between(told.sent, told.first),
             told.e2e_ms if told.e2e_ms is not None else _between(told.sent, told.done),

@@ -1,7 +1,8 @@
 """From a `TraceState` to the evidence that rules look at, collected once.
 
-This is the only file of the diagnosis that reads the internals of `TraceState`; rules are functions of the `Evidence`.
-One of a window (`since`) holds the requests that were alive in it and the steps that fell into it.
+This is the only file of the diagnosis that reads the internals of `TraceState`; rules are functions
+of the `Evidence`. One of a window (`since`) holds the requests that were alive in it and the steps
+that fell into it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ SLICE: Final = 24
 
 
 def collect(state: TraceState, *, since: int | None = None, now: int | None = None) -> Evidence:
-    """The evidence in `state` up to `now` (default: its latest event), from `since` on (default: all that is kept)."""
+    """The evidence in `state` up to `now` (default: its latest event), from `since` on (default:
+    all that is kept)."""
     reading = gather(state, since=since, now=now)
     while True:
         try:
@@ -37,8 +39,9 @@ def collect(state: TraceState, *, since: int | None = None, now: int | None = No
 def gather(
     state: TraceState, *, since: int | None = None, now: int | None = None
 ) -> Generator[None, None, Evidence]:
-    """As `collect`, a little at a time: events may be taken in between. A request is read as it is when its turn comes,
-    the steps as they were in the beginning; what a request ran in later ones is left out."""
+    """As `collect`, a little at a time: events may be taken in between. A request is read as it is
+    when its turn comes, the steps as they were in the beginning; what a request ran in later ones
+    is left out."""
     at = state.now if now is None else max(now, state.began)
     begin = state.began if since is None else max(since, state.began)
     series: Series | None = getattr(state, "series", None)
@@ -63,7 +66,10 @@ def gather(
         for place in range(0, len(mine), 4 * SLICE):
             _fill(table, mine[place : place + 4 * SLICE])
             yield
-    facts = [_facts(source, tables[name], by_engine[name], series, begin) for name, source in sources.items()]
+    facts = [
+        _facts(source, tables[name], by_engine[name], series, begin)
+        for name, source in sources.items()
+    ]
     return Evidence(
         began=begin,
         now=at,
@@ -115,7 +121,8 @@ def _asked(
     engine = request.engine
     times, _ = decode.token_times(request)
     over = request.over
-    # An engine may put a request back before it has run at all: it was not admitted yet, and its place not lost.
+    # An engine may put a request back before it has run at all: it was not admitted yet, and its
+    # place not lost.
     lookup = request.lookup
     if lookup is None:
         lookup = next((p.resumed for p in request.preemptions if p.resumed is not None), None)
@@ -219,7 +226,9 @@ def _facts(
         evictions = [t for t in series.evictions.get(source.name, ()) if t >= since]
     else:
         beats = [
-            Beat(beat.t, beat.cpu_ns, beat.threads) for beat in (source.beat_before, source.beat) if beat is not None
+            Beat(beat.t, beat.cpu_ns, beat.threads)
+            for beat in (source.beat_before, source.beat)
+            if beat is not None
         ]
         evictions = []
     return EngineFacts(
@@ -240,7 +249,9 @@ def _facts(
         cuda_graphs=size("cuda_graphs"),
         threads=size("threads"),
         role=header.role if header else "",
-        unavailable=frozenset(stage for stage, event in source.coverage.items() if event.status == "unavailable"),
+        unavailable=frozenset(
+            stage for stage, event in source.coverage.items() if event.status == "unavailable"
+        ),
         missing=source.missing,
         steps=table,
         requests=tuple(requests),

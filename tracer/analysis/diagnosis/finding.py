@@ -1,7 +1,8 @@
 """What a diagnosis is made of: findings, what cannot be told, and the whole of both.
 
-A finding names a stage and says in one sentence, with numbers, what went wrong there, for whom, because of whom, when,
-and how many milliseconds it cost. Instants are monotonic ns of the trace's clock.
+A finding names a stage and says in one sentence, with numbers, what went wrong there, for whom,
+because of whom, when, and how many milliseconds it cost. Instants are monotonic ns of the trace's
+clock.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from engine_hooks.protocol.stages import Stage, parse
 from tracer.format.text import clean
 
 SCHEMA: Final = 1
-"""Of the document: raised when the meaning of a key changes or one goes away; new keys do not raise it."""
+"""Of the document: raised when the meaning of a key changes or one goes away; new keys do not raise
+it."""
 AFFECTED_SHOWN: Final = 50
 """Requests that a finding lists by id; `Finding.affected_total` counts all of them."""
 POINTS_SHOWN: Final = 240
@@ -23,8 +25,8 @@ POINTS_SHOWN: Final = 240
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """A piece of evidence: a named series or some events. `points` are (instant in ns, value in `unit`), ordered by
-    time unless `note` says what else stands on the first axis."""
+    """A piece of evidence: a named series or some events. `points` are (instant in ns, value in
+    `unit`), ordered by time unless `note` says what else stands on the first axis."""
 
     name: str
     unit: str
@@ -34,7 +36,8 @@ class Exhibit:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One cause of lost time. `stage` None: not in a stage of the server (outside it, or the engine as a whole)."""
+    """One cause of lost time. `stage` None: not in a stage of the server (outside it, or the engine
+    as a whole)."""
 
     rule: str
     stage: Stage | None
@@ -57,7 +60,8 @@ class Finding:
     """Source of the engine concerned; empty when it is not one of several."""
     evidence: tuple[Exhibit, ...] = ()
     slowdown: float = 1.0
-    """Factor by which it lengthened the engine's service: a queue that this explains is folded into it."""
+    """Factor by which it lengthened the engine's service: a queue that this explains is folded into
+    it."""
     load: float = 0.0
     """Of a queue: requests offered over requests served; 0 where that was not sustained."""
     explains: tuple[str, ...] = ()
@@ -93,7 +97,8 @@ class Diagnosis:
     """Names of all rules that were asked."""
 
     def to_document(self) -> dict[str, object]:
-        """The diagnosis as plain data for JSON, ids cleaned; ``docs/diagnosis.md`` describes each field."""
+        """The diagnosis as plain data for JSON, ids cleaned; ``docs/diagnosis.md`` describes each
+        field."""
         return {
             "schema": SCHEMA,
             "verdict": self.verdict,
@@ -116,24 +121,30 @@ class Diagnosis:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], began: int) -> Diagnosis:
-        """What `to_document` wrote down, of a trace that began at `began` (ns). Raises KeyError, TypeError or
-        ValueError for anything else."""
+        """What `to_document` wrote down, of a trace that began at `began` (ns). Raises KeyError,
+        TypeError or ValueError for anything else."""
         return cls(
             verdict=str(document["verdict"]),
             findings=tuple(_finding_of(entry) for entry in document["findings"]),
             cannot_tell=tuple(
-                CannotTell(str(entry["question"]), str(entry["reason"]), str(entry["record"]),
-                           None if entry["stage"] is None else parse(entry["stage"]), bool(entry["symptom"]))
+                CannotTell(
+                    str(entry["question"]),
+                    str(entry["reason"]),
+                    str(entry["record"]),
+                    None if entry["stage"] is None else parse(entry["stage"]),
+                    bool(entry["symptom"]),
+                )
                 for entry in document["cannot_tell"]
             ),
             began=began,
             now=began + round(document["seconds"] * 1e9),
             requests=int(document["requests"]),
             steps=int(document["steps"]),
-        )  # fmt: skip
+        )
 
     def summary(self) -> dict[str, object]:
-        """As `to_document`, without the evidence and what cannot be told: for a document about something else."""
+        """As `to_document`, without the evidence and what cannot be told: for a document about
+        something else."""
         document = self.to_document()
         findings = [self._finding(finding) for finding in self.findings]
         for finding in findings:
@@ -144,7 +155,8 @@ class Diagnosis:
     def exit_code(self, fail_on: Sequence[str]) -> int:
         """1 when a finding matches an entry of `fail_on`, else 0.
 
-        An entry is the name of a rule, a stage's id or number, or ``any``. Raises ValueError for another word.
+        An entry is the name of a rule, a stage's id or number, or ``any``. Raises ValueError for
+        another word.
         """
         wanted = [self._matcher(entry) for entry in fail_on]
         return int(any(
@@ -210,9 +222,13 @@ def _finding_of(entry: Mapping[str, Any]) -> Finding:
         culprit=None if entry["culprit"] is None else str(entry["culprit"]),
         engine=str(entry["engine"]),
         evidence=tuple(
-            Exhibit(str(exhibit["name"]), str(exhibit["unit"]),
-                    tuple((int(at), float(value)) for at, value in exhibit["points"]), str(exhibit["note"]))
+            Exhibit(
+                str(exhibit["name"]),
+                str(exhibit["unit"]),
+                tuple((int(at), float(value)) for at, value in exhibit["points"]),
+                str(exhibit["note"]),
+            )
             for exhibit in entry["evidence"]
         ),
         explains=tuple(map(str, entry["explains"])),
-    )  # fmt: skip
+    )

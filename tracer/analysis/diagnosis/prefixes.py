@@ -1,5 +1,5 @@
-"""What prompts have in common: what a prefix cache without a limit would have reused, and where two prompts that should
-have shared first differ."""
+"""What prompts have in common: what a prefix cache without a limit would have reused, and where two
+prompts that should have shared first differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tracer.analysis.diagnosis.steps import Ints
 from tracer.format.text import clean
 
 HASHED_BLOCKS: Final = 512
-"""Blocks of a prompt that are looked up: all of the token ids that hooks keep (8,192 of them in blocks of 16)."""
+"""Blocks of a prompt that are looked up: all of the token ids that hooks keep (8,192 of them in
+blocks of 16)."""
 PAIRED: Final = 300
 """Requests that are compared with earlier ones; of more, every n-th."""
 LOOK_BACK: Final = 4
@@ -36,8 +37,9 @@ _ROLE_WORDS: Final = {"[INST]": "user", "<<SYS>>": "system", "model": "assistant
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """A request whose prompt begins like an earlier one's. `blocks` full blocks could have been reused from `earlier`
-    requests that had computed them, `got` were; `evicted` whether the cache was emptied in between."""
+    """A request whose prompt begins like an earlier one's. `blocks` full blocks could have been
+    reused from `earlier` requests that had computed them, `got` were; `evicted` whether the cache
+    was emptied in between."""
 
     request: Asked
     earlier: Asked
@@ -47,12 +49,15 @@ class Reuse:
 
 
 def reusable(engine: EngineFacts) -> list[Reuse]:
-    """What a prefix cache without a limit would have found at this engine, for every request that tells its ids."""
+    """What a prefix cache without a limit would have found at this engine, for every request that
+    tells its ids."""
     size = engine.blocks_of
     width = 4 * size
     known: dict[int, tuple[int, Asked]] = {}
     out: list[Reuse] = []
-    requests = [r for r in engine.requests if r.prompt_ids and r.lookup is not None and r.cached_tokens >= 0]
+    requests = [
+        r for r in engine.requests if r.prompt_ids and r.lookup is not None and r.cached_tokens >= 0
+    ]
     requests.sort(key=lambda request: request.lookup or 0)
     for request in requests:
         assert request.lookup is not None
@@ -71,22 +76,27 @@ def reusable(engine: EngineFacts) -> list[Reuse]:
                 blocks, earlier, written_at = block + 1, entry[1], max(written_at, entry[0])
             else:
                 matching = False
-            # Engines write blocks to the cache when they are computed or when they are given back: take the later.
+            # Engines write blocks to the cache when they are computed or when they are given back:
+            # take the later.
             if written is not None and (entry is None or entry[0] > written):
                 known[chain] = (written, request)
         if earlier is not None and blocks:
-            evicted = bool(((engine.evictions >= written_at) & (engine.evictions <= request.lookup)).any())
-            out.append(Reuse(request, earlier, blocks, min(blocks, request.cached_tokens // size), evicted))
+            evicted = bool(
+                ((engine.evictions >= written_at) & (engine.evictions <= request.lookup)).any()
+            )
+            out.append(
+                Reuse(request, earlier, blocks, min(blocks, request.cached_tokens // size), evicted)
+            )
     return out
 
 
-# --- the first difference -------------------------------------------------------------------------------------------
+# --- the first difference -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two prompts part at token `at`; after `span` tokens of `request` and `passed` of `other` they agree again for
-    `tail` tokens."""
+    """Two prompts part at token `at`; after `span` tokens of `request` and `passed` of `other` they
+    agree again for `tail` tokens."""
 
     request: Asked
     other: Asked
@@ -97,18 +107,21 @@ class Difference:
 
     @property
     def begin(self) -> int:
-        """When the first of the two that has something in that place came (ns). What replaces nothing may still change
-        how a neighbouring token is cut."""
+        """When the first of the two that has something in that place came (ns). What replaces
+        nothing may still change how a neighbouring token is cut."""
         return self.other.begin if 2 * self.passed >= self.span else self.request.begin
 
 
 def ids_of(request: Asked) -> Ints:
     """Its prompt's token ids, as far as they were kept."""
-    return np.frombuffer(request.prompt_ids[: len(request.prompt_ids) // 4 * 4], "<u4").astype(np.int64)
+    return np.frombuffer(request.prompt_ids[: len(request.prompt_ids) // 4 * 4], "<u4").astype(
+        np.int64
+    )
 
 
 def differences(engine: EngineFacts) -> list[Difference]:
-    """For requests with much to compute: the earlier prompt that they would share most with but for a short stretch."""
+    """For requests with much to compute: the earlier prompt that they would share most with but for
+    a short stretch."""
     candidates = [
         request for request in sorted(engine.requests, key=lambda request: request.begin)
         if len(request.prompt_ids) >= 4 * limit.DIFFER_TOKENS and request.lookup is not None
@@ -132,7 +145,9 @@ def differences(engine: EngineFacts) -> list[Difference]:
         for back in range(1, LOOK_BACK + 1):
             if place - back < 0:
                 break
-            found = _compare(candidates[place], ids(place), candidates[place - back], ids(place - back))
+            found = _compare(
+                candidates[place], ids(place), candidates[place - back], ids(place - back)
+            )
             if found is not None and (best is None or found.tail > best.tail):
                 best = found
         if best is not None:
@@ -141,7 +156,8 @@ def differences(engine: EngineFacts) -> list[Difference]:
 
 
 def _compare(request: Asked, mine: Ints, other: Asked, theirs: Ints) -> Difference | None:
-    """Where two prompts part and meet again; None when they do not, or do so for too short a stretch to matter."""
+    """Where two prompts part and meet again; None when they do not, or do so for too short a
+    stretch to matter."""
     shortest = min(len(mine), len(theirs))
     unequal = np.flatnonzero(mine[:shortest] != theirs[:shortest])
     if not len(unequal):
@@ -150,9 +166,13 @@ def _compare(request: Asked, mine: Ints, other: Asked, theirs: Ints) -> Differen
     if request.cached_tokens > at + 16 * 4:
         return None  # found beyond the difference, from another prompt
     span = limit.DIFFER_SPAN
-    # Were they in step again after at most `span` tokens, for longer than that, then these tokens would stand in both.
+    # Were they in step again after at most `span` tokens, for longer than that, then these tokens
+    # would stand in both.
     sure = mine[at + span : at + span + _GRAM].astype("<u4").tobytes()
-    if len(sure) < 4 * _GRAM or other.prompt_ids.find(sure, 4 * at, 4 * (at + 2 * span + _GRAM)) < 0:
+    if (
+        len(sure) < 4 * _GRAM
+        or other.prompt_ids.find(sure, 4 * at, 4 * (at + 2 * span + _GRAM)) < 0
+    ):
         return None
     ahead: dict[bytes, int] = {}
     for shift in range(span + 1):
@@ -179,7 +199,8 @@ def _compare(request: Asked, mine: Ints, other: Asked, theirs: Ints) -> Differen
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where two rendered prompts first differ: what stands there in each, and in which part of the template."""
+    """Where two rendered prompts first differ: what stands there in each, and in which part of the
+    template."""
 
     mine: str
     theirs: str
@@ -188,7 +209,8 @@ class Place:
 
 
 def place_in_text(difference: Difference) -> Place | None:
-    """The first difference in the rendered texts; None when a text was not kept or they do not differ.
+    """The first difference in the rendered texts; None when a text was not kept or they do not
+    differ.
 
     Both excerpts are made fit for a terminal.
     """
@@ -202,7 +224,9 @@ def place_in_text(difference: Difference) -> Place | None:
     begin = at
     while begin > 0 and at - begin < _EXCERPT // 2 and not mine[begin - 1].isspace():
         begin -= 1
-    return Place(_excerpt(mine, begin, at), _excerpt(theirs, begin, at), template_part(mine, at), at)
+    return Place(
+        _excerpt(mine, begin, at), _excerpt(theirs, begin, at), template_part(mine, at), at
+    )
 
 
 def _excerpt(text: str, begin: int, at: int) -> str:
@@ -213,7 +237,8 @@ def _excerpt(text: str, begin: int, at: int) -> str:
 
 
 def template_part(text: str, at: int) -> str:
-    """Which part of a rendered prompt the character `at` is in: the message, by its number and role, or the whole."""
+    """Which part of a rendered prompt the character `at` is in: the message, by its number and
+    role, or the whole."""
     role, number = "", 0
     for match in _MARKERS.finditer(text):
         if match.start() > at:
@@ -228,12 +253,15 @@ def template_part(text: str, at: int) -> str:
 
 
 def kind_of(values: Sequence[str]) -> str:
-    """What sort of text changes from request to request, in a word or two; empty when it is none that we know."""
+    """What sort of text changes from request to request, in a word or two; empty when it is none
+    that we know."""
     if not values:
         return ""
     if all(re.search(r"\d{1,2}:\d{2}|\d{4}-\d{2}-\d{2}|\d{10,13}\b", value) for value in values):
         return "a time"
-    if all(re.search(r"[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}|[0-9a-fA-F]{12,}", value) for value in values):
+    if all(
+        re.search(r"[0-9a-fA-F]{8}-?[0-9a-fA-F]{4}|[0-9a-fA-F]{12,}", value) for value in values
+    ):
         return "an id"
     if all(re.search(r"\d", value) for value in values):
         return "a number"

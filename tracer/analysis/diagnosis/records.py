@@ -21,8 +21,8 @@ NAME_SHOWN: Final = 48
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """One preemption: lost its place at `begin`, was taken again at `resumed` (None: not yet). `computed` tokens
-    lost."""
+    """One preemption: lost its place at `begin`, was taken again at `resumed` (None: not yet).
+    `computed` tokens lost."""
 
     begin: int
     resumed: int | None
@@ -31,7 +31,8 @@ class Waited:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One pass over prompt tokens: place of the step in the engine's table (-1 when it is not kept), `tokens` run."""
+    """One pass over prompt tokens: place of the step in the engine's table (-1 when it is not
+    kept), `tokens` run."""
 
     place: int
     tokens: int
@@ -39,7 +40,8 @@ class Ran:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
-    """One request. Instants in ns, None where no event told them. `tokens` are the instants of its output tokens."""
+    """One request. Instants in ns, None where no event told them. `tokens` are the instants of its
+    output tokens."""
 
     index: int
     id: str
@@ -113,13 +115,15 @@ class Asked:
 
     @property
     def ttft(self) -> int | None:
-        """As `state.latency.ttft`, for answers that are streamed; first token known for those that are not."""
+        """As `state.latency.ttft`, for answers that are streamed; first token known for those that
+        are not."""
         out = self.handed_out if self.streamed else self.first_token
         return latency.interval(self.received, out)
 
     @property
     def streamed(self) -> bool:
-        """Whether its tokens are handed out one by one (guessed from the chunks when the request did not say)."""
+        """Whether its tokens are handed out one by one (guessed from the chunks when the request
+        did not say)."""
         if self.offline:
             return False
         if self.streaming is not None:
@@ -139,7 +143,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineFacts:
-    """One engine (or front end): what it is, its steps, its heartbeats. -1 for sizes that are not known."""
+    """One engine (or front end): what it is, its steps, its heartbeats. -1 for sizes that are not
+    known."""
 
     source: str
     title: str
@@ -197,13 +202,17 @@ class Evidence:
     """Whether a finding may cite a prompt: `TraceState.quotes`."""
 
     def computes(self, engine: EngineFacts) -> EngineFacts:
-        """The process in which an engine's forward passes run: a worker of its own, where it has one, or itself. Of
-        several workers the busiest."""
+        """The process in which an engine's forward passes run: a worker of its own, where it has
+        one, or itself. Of several workers the busiest."""
         workers = [front for front in self.fronts if front.role == "worker" and front.beats]
         mine = [worker for worker in workers if worker.parent == engine.pid] or (
             workers if len(self.engines) == 1 else []
         )
-        return max(mine, key=lambda worker: worker.beats[-1].cpu_ns - worker.beats[0].cpu_ns, default=engine)
+        return max(
+            mine,
+            key=lambda worker: worker.beats[-1].cpu_ns - worker.beats[0].cpu_ns,
+            default=engine,
+        )
 
     @property
     def seconds(self) -> float:

@@ -1,7 +1,8 @@
-"""Events over time that `TraceState` folds away and a diagnosis needs: heartbeats, the progress of streams, evictions.
+"""Events over time that `TraceState` folds away and a diagnosis needs: heartbeats, the progress of
+streams, evictions.
 
-`ObservedState` is a `TraceState` that keeps them beside its own state; a plain one can be diagnosed too, the rules that
-need a series then say nothing or say what to record.
+`ObservedState` is a `TraceState` that keeps them beside its own state; a plain one can be diagnosed
+too, the rules that need a series then say nothing or say what to record.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ from tracer.state.engine.source import Source
 from tracer.state.trace_state import TraceState
 
 BEATS_KEPT: Final = 7_200
-"""Heartbeats a source: two hours. Beyond it the oldest go, and what happened then is not diagnosed any more."""
+"""Heartbeats a source: two hours. Beyond it the oldest go, and what happened then is not diagnosed
+any more."""
 SENDS_KEPT: Final = 400
 """Progress reports a request: 80 s of a stream. Beyond it the oldest go."""
 STREAMS_KEPT: Final = 2_000
-"""Requests whose progress is kept, where nothing else is said; beyond it the oldest are forgotten. One that streams for
-a minute takes 8 KB."""
+"""Requests whose progress is kept, where nothing else is said; beyond it the oldest are forgotten.
+One that streams for a minute takes 8 KB."""
 EVICTIONS_KEPT: Final = 4_096
 """Evictions a source; likewise."""
 
 
 class Beat(NamedTuple):
-    """A heartbeat: instant in ns, CPU time of the process so far in ns (-1 not known), its threads."""
+    """A heartbeat: instant in ns, CPU time of the process so far in ns (-1 not known), its
+    threads."""
 
     t: int
     cpu_ns: int
@@ -35,7 +38,8 @@ class Beat(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Progress of a stream, cumulative: instant in ns, chunks, tokens (-1 not known), Python work in ns (-1)."""
+    """Progress of a stream, cumulative: instant in ns, chunks, tokens (-1 not known), Python work
+    in ns (-1)."""
 
     t: int
     chunks: int
@@ -64,8 +68,8 @@ class Series:
         """Rows of `Send`, one after the other."""
 
     def progress(self, key: tuple[str, int]) -> array[int] | None:
-        """The progress of the stream that a source calls by a number, as it is now: rows of `Send`, which `sends_of`
-        tells apart. None when none is kept."""
+        """The progress of the stream that a source calls by a number, as it is now: rows of `Send`,
+        which `sends_of` tells apart. None when none is kept."""
         rows = self._sends.get(key)
         return None if rows is None else rows[:]
 
@@ -83,7 +87,8 @@ class Series:
             rows = self._sends[source, event.key] = array("q")
             if len(self._sends) > self._keep_streams:
                 del self._sends[next(iter(self._sends))]
-        rows.extend(array("q", (event.t, event.chunks, event.tokens, event.work)))  # the whole row or none
+        # the whole row or none
+        rows.extend(array("q", (event.t, event.chunks, event.tokens, event.work)))
         if len(rows) > _ROW * SENDS_KEPT:
             del rows[: _ROW * SENDS_KEPT // 4]
 
@@ -96,8 +101,8 @@ class Series:
 
 
 class ObservedState(TraceState):
-    """A `TraceState` with `series` beside it. Folds like one; its digest is the same, and so is the cost of an event of
-    which no series is kept."""
+    """A `TraceState` with `series` beside it. Folds like one; its digest is the same, and so is the
+    cost of an event of which no series is kept."""
 
     def __init__(
         self, *, keep_finished: int = 2000, keep_steps: int = 4096, keep_streams: int = STREAMS_KEPT
@@ -105,7 +110,11 @@ class ObservedState(TraceState):
         super().__init__(keep_finished=keep_finished, keep_steps=keep_steps)
         self.series = Series(keep_streams)
         series = self.series
-        kept: dict[type[Event], Keep] = {Heartbeat: series.beat, Sent: series.sent, Evicted: series.evicted}
+        kept: dict[type[Event], Keep] = {
+            Heartbeat: series.beat,
+            Sent: series.sent,
+            Evicted: series.evicted,
+        }
         for kind, keep in kept.items():
             self._handlers[kind] = self._and(self._handlers[kind], keep)
 

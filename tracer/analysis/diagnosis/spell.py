@@ -1,4 +1,5 @@
-"""Since when, and until when: the stretch of a series in which something holds, and the instant at which it changed."""
+"""Since when, and until when: the stretch of a series in which something holds, and the instant at
+which it changed."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ LOOK: Final = 10
 
 
 class Spell(NamedTuple):
-    """Places (inclusive) of the first and the last sample of a stretch, and how many samples in it are flagged
-    (`hits`)."""
+    """Places (inclusive) of the first and the last sample of a stretch, and how many samples in it
+    are flagged (`hits`)."""
 
     first: int
     last: int
@@ -25,8 +26,8 @@ class Spell(NamedTuple):
 
 
 def spell(flags: Flags, share: float = 0.6) -> Spell | None:
-    """The stretch from the first to the last flagged sample around which at least `share` of the next (previous) `LOOK`
-    samples are flagged too; None when there is none."""
+    """The stretch from the first to the last flagged sample around which at least `share` of the
+    next (previous) `LOOK` samples are flagged too; None when there is none."""
     count = len(flags)
     if count == 0 or not flags.any():
         return None
@@ -43,8 +44,8 @@ def spell(flags: Flags, share: float = 0.6) -> Spell | None:
 
 
 class Change(NamedTuple):
-    """A series changed at place `at`: medians before and from there on, and how often a value from there on is larger
-    than one before (0.5: no order)."""
+    """A series changed at place `at`: medians before and from there on, and how often a value from
+    there on is larger than one before (0.5: no order)."""
 
     at: int
     before: float
@@ -53,9 +54,11 @@ class Change(NamedTuple):
 
 
 def change(values: Floats, least: int) -> Change | None:
-    """The place that splits a series best into a lower part and a higher one, at least `least` samples in each.
+    """The place that splits a series best into a lower part and a higher one, at least `least`
+    samples in each.
 
-    The split is the one with the largest gap between the ranks of both sides; None for a series that is too short.
+    The split is the one with the largest gap between the ranks of both sides; None for a series
+    that is too short.
     """
     count = len(values)
     if count < 2 * least:
@@ -64,7 +67,8 @@ def change(values: Floats, least: int) -> Change | None:
     ranks[np.argsort(values, kind="stable")] = np.arange(1, count + 1)
     sums = np.cumsum(ranks)[:-1]
     sizes = np.arange(1, count)
-    # Mann-Whitney U of the right side against the left, as the share of pairs in which the right one is larger.
+    # Mann-Whitney U of the right side against the left, as the share of pairs in which the right
+    # one is larger.
     left = sums - sizes * (sizes + 1) / 2
     order = 1 - left / (sizes * (count - sizes))
     spread = np.sqrt((count + 1) / (12.0 * sizes * (count - sizes)))
@@ -73,11 +77,14 @@ def change(values: Floats, least: int) -> Change | None:
     strength[count - least :] = -np.inf
     best = int(np.argmax(strength))
     at = best + 1
-    return Change(at, float(np.median(values[:at])), float(np.median(values[at:])), float(order[best]))
+    return Change(
+        at, float(np.median(values[:at])), float(np.median(values[at:])), float(order[best])
+    )
 
 
 def points(times: Ints | NDArray[np.int64], values: Floats | Ints) -> tuple[tuple[int, float], ...]:
-    """A series as evidence: at most `POINTS_SHOWN` points, of each stretch the largest value, so that peaks stay."""
+    """A series as evidence: at most `POINTS_SHOWN` points, of each stretch the largest value, so
+    that peaks stay."""
     count = len(times)
     if count <= POINTS_SHOWN:
         return tuple((int(t), round(float(v), 4)) for t, v in zip(times, values, strict=True))

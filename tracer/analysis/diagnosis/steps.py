@@ -18,9 +18,28 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 _FIELDS: Final = (
-    "t", "n", "scheduled", "launched", "embed", "layers", "head", "logits", "sampled", "token", "end", "tokens", "used",
-    "cached", "free", "waiting", "running", "preempted", "timing", "wait", "graph",
-)  # fmt: skip
+    "t",
+    "n",
+    "scheduled",
+    "launched",
+    "embed",
+    "layers",
+    "head",
+    "logits",
+    "sampled",
+    "token",
+    "end",
+    "tokens",
+    "used",
+    "cached",
+    "free",
+    "waiting",
+    "running",
+    "preempted",
+    "timing",
+    "wait",
+    "graph",
+)
 
 
 _LARGEST: Final = 1 << 61
@@ -32,18 +51,22 @@ def _column(steps: Sequence[Step], name: str) -> Ints:
     try:
         column = np.fromiter(map(attrgetter(name), steps), np.int64, len(steps))
     except OverflowError:
-        column = np.array([min(max(getattr(step, name), -_LARGEST), _LARGEST) for step in steps], np.int64)
+        column = np.array(
+            [min(max(getattr(step, name), -_LARGEST), _LARGEST) for step in steps], np.int64
+        )
     return np.clip(column, -_LARGEST, _LARGEST)
 
 
 @dataclass(eq=False)
 class StepTable:
-    """Columns over the steps of one engine, oldest first. Times in ns; -1 where a value was not measured.
+    """Columns over the steps of one engine, oldest first. Times in ns; -1 where a value was not
+    measured.
 
-    `tokens_at` the instant at which a step's tokens were known; `sizes` members; `prefill` prompt tokens that it ran
-    (recomputed ones included); `joined` members that were not in the step before.
-    `prefilling` members that ran prompt tokens, `owner` the one with most of them (index of a request, -1 for none) and
-    `context` tokens in the KV cache of all members are filled in by the evidence, which knows the requests.
+    `tokens_at` the instant at which a step's tokens were known; `sizes` members; `prefill` prompt
+    tokens that it ran (recomputed ones included); `joined` members that were not in the step
+    before. `prefilling` members that ran prompt tokens, `owner` the one with most of them (index of
+    a request, -1 for none) and `context` tokens in the KV cache of all members are filled in by the
+    evidence, which knows the requests.
     """
 
     columns: dict[str, Ints]
@@ -66,8 +89,11 @@ class StepTable:
         self.context = np.zeros(size)
 
     @classmethod
-    def of(cls, steps: Sequence[Step], tokens: Ints, sizes: Ints, prefill: Ints, first: int) -> StepTable:
-        """From a step history's lists, all of the same length; `first` is the index of the first step."""
+    def of(
+        cls, steps: Sequence[Step], tokens: Ints, sizes: Ints, prefill: Ints, first: int
+    ) -> StepTable:
+        """From a step history's lists, all of the same length; `first` is the index of the first
+        step."""
         count = len(steps)
         columns = {name: _column(steps, name) for name in _FIELDS}
         joined = np.fromiter((len(step.joined) // 4 for step in steps), np.int64, count)
@@ -76,7 +102,7 @@ class StepTable:
     def __len__(self) -> int:
         return len(self.tokens_at)
 
-    # --- instants and lengths ------------------------------------------------------------------------------------
+    # --- instants and lengths ---------------------------------------------------------------------
 
     @cached_property
     def begin(self) -> Ints:
@@ -97,7 +123,8 @@ class StepTable:
 
     @cached_property
     def interval(self) -> Ints:
-        """From the token of the step before to this one's: the ITL of all who were in both. 0 for the first step."""
+        """From the token of the step before to this one's: the ITL of all who were in both. 0 for
+        the first step."""
         out: Ints = np.zeros(len(self), np.int64)
         out[1:] = np.diff(self.tokens_at)
         return out
@@ -112,13 +139,14 @@ class StepTable:
 
     @cached_property
     def span(self) -> Ints:
-        """Time that this step adds to those before it: from the end of all earlier ones (or its begin) to its end."""
+        """Time that this step adds to those before it: from the end of all earlier ones (or its
+        begin) to its end."""
         reached = np.maximum.accumulate(self.end)
         before = np.concatenate([self.begin[:1], reached[:-1]]) if len(self) else self.begin
         out: Ints = np.maximum(reached - np.maximum(self.begin, before), 0)
         return out
 
-    # --- members -----------------------------------------------------------------------------------------------------
+    # --- members ----------------------------------------------------------------------------------
 
     @cached_property
     def continuing(self) -> Ints:
@@ -134,7 +162,8 @@ class StepTable:
 
     @cached_property
     def plain(self) -> Flags:
-        """Steps that only decode, right after a step with the same requests: their interval is a clean ITL."""
+        """Steps that only decode, right after a step with the same requests: their interval is a
+        clean ITL."""
         flags: Flags = (self.prefill == 0) & (self.continuing == self.sizes) & (self.sizes > 0)
         if len(flags):
             flags[0] = False
@@ -148,11 +177,14 @@ class StepTable:
 
     @cached_property
     def prefill_cost(self) -> float:
-        """Median ns for one prompt token, over steps that ran at least 16; 0.0 when there are none."""
+        """Median ns for one prompt token, over steps that ran at least 16; 0.0 when there are
+        none."""
         chosen = self.prefill >= 16
-        return float(np.median(self.duration[chosen] / self.prefill[chosen])) if chosen.any() else 0.0
+        return (
+            float(np.median(self.duration[chosen] / self.prefill[chosen])) if chosen.any() else 0.0
+        )
 
-    # --- phases ------------------------------------------------------------------------------------------------------
+    # --- phases -----------------------------------------------------------------------------------
 
     def column(self, name: str) -> Ints:
         """One field of the step events as it was told."""
@@ -160,15 +192,23 @@ class StepTable:
 
     @cached_property
     def sampling(self) -> Ints:
-        """Logits known to token ids known, less the waiting for the device in it; -1 where that cannot be told.
+        """Logits known to token ids known, less the waiting for the device in it; -1 where that
+        cannot be told.
 
-        With CUDA events it is the sampler on the device. Where the host only timed launches it holds the whole pass.
+        With CUDA events it is the sampler on the device. Where the host only timed launches it
+        holds the whole pass.
         """
-        logits, token, sampled = self.columns["logits"], self.tokens_at - self.begin, self.columns["sampled"]
+        logits, token, sampled = (
+            self.columns["logits"],
+            self.tokens_at - self.begin,
+            self.columns["sampled"],
+        )
         timing, wait = self.columns["timing"], self.columns["wait"]
         host = np.where(logits >= 0, np.maximum(token - logits - np.maximum(wait, 0), 0), -1)
         device = np.where((logits >= 0) & (sampled >= logits), sampled - logits, -1)
-        out: Ints = np.where(timing == Timing.HOST, host, np.where(timing == Timing.LAUNCH, -1, device))
+        out: Ints = np.where(
+            timing == Timing.HOST, host, np.where(timing == Timing.LAUNCH, -1, device)
+        )
         return out
 
     @cached_property
@@ -176,7 +216,12 @@ class StepTable:
         """Embedding to logits of the host's clock; -1 where it was not timed synchronously."""
         logits = self.columns["logits"]
         begin = np.where(self.columns["embed"] >= 0, self.columns["embed"], self.columns["layers"])
-        known = (logits >= 0) & (begin >= 0) & (logits >= begin) & (self.columns["timing"] == Timing.HOST)
+        known = (
+            (logits >= 0)
+            & (begin >= 0)
+            & (logits >= begin)
+            & (self.columns["timing"] == Timing.HOST)
+        )
         out: Ints = np.where(known, logits - begin, -1)
         return out
 
@@ -198,7 +243,7 @@ class StepTable:
         out: Ints = np.where(self.columns["end"] >= 0, np.maximum(self.end - self.tokens_at, 0), -1)
         return out
 
-    # --- picking ----------------------------------------------------------------------------------------------------
+    # --- picking ----------------------------------------------------------------------------------
 
     def between(self, begin: int, end: int) -> slice:
         """The steps whose tokens were known in `begin` … `end` (ns, inclusive)."""

@@ -1,8 +1,9 @@
-"""Symptoms: what an operator sees. Each is looked for without a cause, then laid beside the findings: a finding that
-accounts for it explains it, and one that nothing explains is told as *can't tell*.
+"""Symptoms: what an operator sees. Each is looked for without a cause, then laid beside the
+findings: a finding that accounts for it explains it, and one that nothing explains is told as
+*can't tell*.
 
-D1 TTFT climbed, D2 streaming got slower, D3 both, D6 TTFT is bimodal. (D4, D5 and D7 are told by the rules of their
-own: preemption, tenant prompts, templates.)
+D1 TTFT climbed, D2 streaming got slower, D3 both, D6 TTFT is bimodal. (D4, D5 and D7 are told by
+the rules of their own: preemption, tenant prompts, templates.)
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from tracer.analysis.diagnosis.records import Asked, Evidence, median, ms
 from tracer.analysis.diagnosis.spell import change
 
 _DECODE: Final = frozenset({"clumped-stream", "detokeniser-growth"})
-"""Rules that concern streams after the first token alone, and do not lengthen the engine's service."""
+"""Rules that concern streams after the first token alone, and do not lengthen the engine's
+service."""
 
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """Something that was seen: from `start` (ns) on. `name` as in ``docs/diagnosis.md``; `first` whether it concerns
-    first tokens, `later` whether it concerns the tokens after them."""
+    """Something that was seen: from `start` (ns) on. `name` as in ``docs/diagnosis.md``; `first`
+    whether it concerns first tokens, `later` whether it concerns the tokens after them."""
 
     name: str
     statement: str
@@ -38,15 +40,21 @@ class Symptom:
     """A shape rather than a change: never told when nothing explains it."""
 
     def explained_by(self, finding: Finding) -> bool:
-        """Whether the finding can be the cause: it began before the symptom ended to grow, and reaches such tokens."""
+        """Whether the finding can be the cause: it began before the symptom ended to grow, and
+        reaches such tokens."""
         if finding.end is not None and finding.end < self.start:
             return False
         if finding.start > self.start + 10 * NS_PER_S:
             return False
-        early = finding.stage is None or finding.stage not in (Stage.DECODE, Stage.TEARDOWN) or finding.slowdown > 1.1
+        early = (
+            finding.stage is None
+            or finding.stage not in (Stage.DECODE, Stage.TEARDOWN)
+            or finding.slowdown > 1.1
+        )
         late = (
-            finding.stage is None or finding.stage in (Stage.DECODE, Stage.SAMPLE, Stage.STREAM) or finding.slowdown >
-            1.1
+            finding.stage is None
+            or finding.stage in (Stage.DECODE, Stage.SAMPLE, Stage.STREAM)
+            or finding.slowdown > 1.1
         )
         return (self.first and early and finding.rule not in _DECODE) or (self.later and late)
 
@@ -98,7 +106,11 @@ def _itl_climbed(evidence: Evidence) -> Symptom | None:
 
 def _bimodal(evidence: Evidence) -> Symptom | None:
     """Prefill times of prefix hits and misses lie far apart."""
-    asked = [r for r in evidence.requests if r.prefill is not None and r.cached_tokens >= 0 and r.prompt_tokens > 0]
+    asked = [
+        r
+        for r in evidence.requests
+        if r.prefill is not None and r.cached_tokens >= 0 and r.prompt_tokens > 0
+    ]
     hits, misses = _split(asked)
     if min(len(hits), len(misses)) < limit.GREW_SAMPLES:
         return None
@@ -107,9 +119,14 @@ def _bimodal(evidence: Evidence) -> Symptom | None:
         return None
     return Symptom(
         "D6",
-        f"TTFT is bimodal: prefill takes {ms(fast):,.0f} ms where the prefix cache hits ({len(hits)} requests) and "
-        f"{ms(slow):,.0f} ms where it misses ({len(misses)})", asked[0].begin, True, False, weak=True,
-    )  # fmt: skip
+        f"TTFT is bimodal: prefill takes {ms(fast):,.0f} ms where the prefix cache hits "
+        f"({len(hits)} requests) and "
+        f"{ms(slow):,.0f} ms where it misses ({len(misses)})",
+        asked[0].begin,
+        True,
+        False,
+        weak=True,
+    )
 
 
 def _split(asked: Sequence[Asked]) -> tuple[list[Asked], list[Asked]]:

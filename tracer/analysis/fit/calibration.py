@@ -1,8 +1,10 @@
-"""What was measured of this machine and of the engines on it, kept between runs in the user's cache folder.
+"""What was measured of this machine and of the engines on it, kept between runs in the user's cache
+folder.
 
-A screen must not stop to measure a processor or to fit a trace: it reads this file. `tracer budget --device cpu` keeps
-the processor, `tracer budget --fit FILE` the step of the engine in FILE. A file that is missing, damaged or of another
-version counts as empty: everything in it can be measured again.
+A screen must not stop to measure a processor or to fit a trace: it reads this file. `tracer budget
+--device cpu` keeps the processor, `tracer budget --fit FILE` the step of the engine in FILE. A file
+that is missing, damaged or of another version counts as empty: everything in it can be measured
+again.
 """
 
 from __future__ import annotations
@@ -65,7 +67,10 @@ class Fitted(msgspec.Struct, frozen=True):
     def step(self) -> StepModel | None:
         """The step; None when a figure in it makes no sense."""
         times: dict[str, Any] = {name: getattr(self, name) for name in _TIMES}
-        if not all(math.isfinite(ms) and 0 <= ms < 1e9 for ms in times.values()) or self.weights_ms <= 0:
+        if (
+            not all(math.isfinite(ms) and 0 <= ms < 1e9 for ms in times.values())
+            or self.weights_ms <= 0
+        ):
             return None
         try:
             return StepModel(**times, roofline=Roofline(self.roofline), dense=self.dense)
@@ -73,7 +78,9 @@ class Fitted(msgspec.Struct, frozen=True):
             return None
 
 
-_TIMES: Final = tuple(field.name for field in fields(StepModel) if field.name not in ("roofline", "dense"))
+_TIMES: Final = tuple(
+    field.name for field in fields(StepModel) if field.name not in ("roofline", "dense")
+)
 
 
 class Calibration(msgspec.Struct):
@@ -89,13 +96,23 @@ class Calibration(msgspec.Struct):
         if described != "cpu":
             found = device_told(engine.device)
             named = described and not described.startswith("cuda")
-            reason = f"no peaks are known for {engine.device[:40]!r}" if named else "the engine did not name its device"
+            reason = (
+                f"no peaks are known for {engine.device[:40]!r}"
+                if named
+                else "the engine did not name its device"
+            )
             return found, "" if found is not None else reason
         known = self.processor
-        if known is None or known.name != cpu_name() or not (0 < known.flops < 1e18 and 0 < known.bandwidth < 1e15):
+        if (
+            known is None
+            or known.name != cpu_name()
+            or not (0 < known.flops < 1e18 and 0 < known.bandwidth < 1e15)
+        ):
             return None, UNMEASURED
         threads = engine_facts(engine).get("threads", 1)
-        return cpu_device(known.flops, known.bandwidth, threads if isinstance(threads, int) else 1), ""
+        return cpu_device(
+            known.flops, known.bandwidth, threads if isinstance(threads, int) else 1
+        ), ""
 
     def fitted(self, engine: EngineView) -> Fitted | None:
         """What a fit said of such an engine."""
@@ -106,8 +123,17 @@ def engine_key(engine: EngineView) -> str:
     """Engines of the same key take the same time for the same step, as far as can be told."""
     facts = engine_facts(engine)
     model = engine.model.rstrip("/").rsplit("/", 1)[-1]
-    names = ("params", "layers", "hidden", "weight_bytes", "attention", "tensor_parallel", "cuda_graphs", "compiled",
-             "threads")  # fmt: skip
+    names = (
+        "params",
+        "layers",
+        "hidden",
+        "weight_bytes",
+        "attention",
+        "tensor_parallel",
+        "cuda_graphs",
+        "compiled",
+        "threads",
+    )
     shape = [str(facts.get(name, "")) for name in names]
     return "|".join([engine.name, engine.version, model, engine.dtype, engine.device, *shape])[:400]
 
@@ -142,8 +168,14 @@ def keep_fit(engine: EngineView, found: Fit, path: Path | None = None) -> Path:
     times = {name: float(getattr(step, name)) for name in _TIMES}
     key = engine_key(engine)
     kept.fits.pop(key, None)
-    kept.fits[key] = Fitted(found.sentence(), **times, roofline=step.roofline.value, dense=step.dense,
-                            mfu=found.mfu.value, mbu=found.mbu.value)  # fmt: skip
+    kept.fits[key] = Fitted(
+        found.sentence(),
+        **times,
+        roofline=step.roofline.value,
+        dense=step.dense,
+        mfu=found.mfu.value,
+        mbu=found.mbu.value,
+    )
     for old in list(kept.fits)[:-KEPT]:
         del kept.fits[old]
     return _write(kept, path)

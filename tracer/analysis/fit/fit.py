@@ -1,9 +1,11 @@
-"""Calibration: which shares of the device's peaks, and which overhead, explain the steps of a trace.
+"""Calibration: which shares of the device's peaks, and which overhead, explain the steps of a
+trace.
 
-The model stays physical: a step reads the weights and the KV cache of its sequences, computes for each token and each
-query-key pair, and the host adds something; no coefficient is negative. Times of contended machines have long
-tails, so errors are relative and large ones weigh less. How well the fit holds is told by steps that it has not
-seen: it is made on the first part of the trace and tried on the rest.
+The model stays physical: a step reads the weights and the KV cache of its sequences, computes for
+each token and each query-key pair, and the host adds something; no coefficient is negative. Times
+of contended machines have long tails, so errors are relative and large ones weigh less. How well
+the fit holds is told by steps that it has not seen: it is made on the first part of the trace and
+tried on the rest.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ FEWEST_STEPS: Final = 30
 TRAINING_SHARE: Final = 0.7
 RESAMPLES: Final = 60
 _BURDEN: Final = 1.3
-"""How many times worse the usual way in which times add up must explain the steps before another one is believed."""
+"""How many times worse the usual way in which times add up must explain the steps before another
+one is believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +53,13 @@ class Estimate:
 class Fit:
     """What a trace says about its engine.
 
-    `step` the fitted step; `replicates` the same from resampled steps, for error bars of whatever is computed with it;
-    `mfu`, `mbu` shares of the device's peaks; `host_ms` overhead of a step; `decode_share` of the memory bandwidth
-    that steps without a prompt in them reached, host included. Errors are medians of |predicted − measured| / measured:
-    `step_error` and `prefill_error` on steps later than those fitted (None: there were none), `seen_error` on those
-    fitted. `noise` spread of a step's time around the prediction (standard deviation of its logarithm).
+    `step` the fitted step; `replicates` the same from resampled steps, for error bars of whatever
+    is computed with it; `mfu`, `mbu` shares of the device's peaks; `host_ms` overhead of a step;
+    `decode_share` of the memory bandwidth that steps without a prompt in them reached, host
+    included. Errors are medians of |predicted − measured| / measured: `step_error` and
+    `prefill_error` on steps later than those fitted (None: there were none), `seen_error` on those
+    fitted. `noise` spread of a step's time around the prediction (standard deviation of its
+    logarithm).
     """
 
     step: StepModel
@@ -75,7 +80,8 @@ class Fit:
         """The finding in one sentence."""
         share, host = self.decode_share, self.host_ms
         said = (
-            f"decode runs at {share.value:.0%} of the memory bandwidth of {self.device.title} ({share.low:.0%} to "
+            f"decode runs at {share.value:.0%} of the memory bandwidth of {self.device.title} "
+            f"({share.low:.0%} to "
             f"{share.high:.0%}), prefill at {self.mfu.value:.0%} of its arithmetic; "
             f"the host adds {host.value:.2g} ms a step"
         )
@@ -85,11 +91,18 @@ class Fit:
 
 
 def fit_trace(observed: Observed, *, device: Device | None = None, seed: int = 0) -> Fit:
-    """Estimate from a whole trace, whose requests tell the context of each step exactly. Raises AnalysisError."""
+    """Estimate from a whole trace, whose requests tell the context of each step exactly. Raises
+    AnalysisError."""
     return fit(
-        observed.steps, observed.model(), device or observed.device(), block_size=observed.settings.block_size,
-        dense=observed.dense, context=observed.context, pairs=observed.pairs, seed=seed,
-    )  # fmt: skip
+        observed.steps,
+        observed.model(),
+        device or observed.device(),
+        block_size=observed.settings.block_size,
+        dense=observed.dense,
+        context=observed.context,
+        pairs=observed.pairs,
+        seed=seed,
+    )
 
 
 def fit(
@@ -106,14 +119,16 @@ def fit(
 ) -> Fit:
     """Estimate MFU, MBU and host overhead from the steps of one engine, oldest first.
 
-    `dense` says whether attention is computed over the whole batch (see `StepModel`); by default whichever explains the
-    steps better. `context` and `pairs` tell the tokens of KV cache and the query-key pairs of each step; without
-    them they are guessed from the blocks in use, of `block_size` tokens. Raises AnalysisError when there are too few
-    steps to tell.
+    `dense` says whether attention is computed over the whole batch (see `StepModel`); by default
+    whichever explains the steps better. `context` and `pairs` tell the tokens of KV cache and the
+    query-key pairs of each step; without them they are guessed from the blocks in use, of
+    `block_size` tokens. Raises AnalysisError when there are too few steps to tell.
     """
     table, gap = step_table(steps, block_size, context, pairs)
     if len(table) < FEWEST_STEPS:
-        raise AnalysisError(f"{len(table)} usable steps are too few to fit; it takes {FEWEST_STEPS}")
+        raise AnalysisError(
+            f"{len(table)} usable steps are too few to fit; it takes {FEWEST_STEPS}"
+        )
     split = max(FEWEST_STEPS // 2, int(len(table) * TRAINING_SHARE))
     seen, unseen = table.rows(slice(0, split)), table.rows(slice(split, len(table)))
     usual = usual_roofline(device)
@@ -123,12 +138,17 @@ def fit(
     for kind in (False, True) if dense is None else (dense,):
         for roofline in (usual, other):
             found = solve(seen, roofline, kind, theory)
-            fitted[roofline, kind] = _loss(found, seen) * (1.0 if roofline is usual else _BURDEN), found
+            fitted[roofline, kind] = (
+                _loss(found, seen) * (1.0 if roofline is usual else _BURDEN),
+                found,
+            )
     best = min(fitted, key=lambda choice: fitted[choice][0])
     early = fitted[best][1]
     step = solve(table, *best, theory, start=early)
     generator = np.random.default_rng(seed)
-    replicates = tuple(solve(table.resampled(generator), *best, theory, start=step) for _ in range(resamples))
+    replicates = tuple(
+        solve(table.resampled(generator), *best, theory, start=step) for _ in range(resamples)
+    )
     return Fit(
         step, replicates,
         _estimate(step, replicates, lambda each: _mfu(each, model, device)),
@@ -140,7 +160,7 @@ def fit(
     )  # fmt: skip
 
 
-# --- what it says -----------------------------------------------------------------------------------------------------
+# --- what it says ---------------------------------------------------------------------------------
 
 
 def _times(step: StepModel, table: StepTable) -> Floats:
@@ -175,7 +195,9 @@ def _mbu(step: StepModel, model: ModelShape, device: Device) -> float:
     return size / device.bandwidth * 1e3 / max(step.weights_ms, SMALLEST)
 
 
-def _decode_share(table: StepTable, model: ModelShape, device: Device, generator: np.random.Generator) -> Estimate:
+def _decode_share(
+    table: StepTable, model: ModelShape, device: Device, generator: np.random.Generator
+) -> Estimate:
     """Bytes that decode steps had to read over what memory could have given in their time."""
     decode = table.rows(np.flatnonzero(table.prompt == 0))
     if not len(decode):
@@ -190,7 +212,9 @@ def _decode_share(table: StepTable, model: ModelShape, device: Device, generator
     return Estimate(float(np.median(shares)), float(low), float(high))
 
 
-def _estimate(step: StepModel, replicates: Sequence[StepModel], of: Callable[[StepModel], float]) -> Estimate:
+def _estimate(
+    step: StepModel, replicates: Sequence[StepModel], of: Callable[[StepModel], float]
+) -> Estimate:
     value = of(step)
     if not replicates:
         return Estimate(value, value, value)

@@ -24,9 +24,10 @@ _BLOCK: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class StepTable:
-    """Columns, one entry a step. `tokens` run for `sequences`; `context` tokens of KV cache read, `pairs` of queries
-    and keys, `prompt` tokens of prompts. ms: `layers` (embedding included), `head` (0 where it is not told apart: it
-    is then in `layers`), `host` before the tokens are known, `after` behind that."""
+    """Columns, one entry a step. `tokens` run for `sequences`; `context` tokens of KV cache read,
+    `pairs` of queries and keys, `prompt` tokens of prompts. ms: `layers` (embedding included),
+    `head` (0 where it is not told apart: it is then in `layers`), `host` before the tokens are
+    known, `after` behind that."""
 
     tokens: Floats
     sequences: Floats
@@ -59,17 +60,23 @@ class StepTable:
         """As many steps, drawn with replacement in blocks of neighbours."""
         count = len(self)
         starts = generator.integers(0, max(1, count - _BLOCK + 1), size=-(-count // _BLOCK))
-        return self.rows(np.minimum((starts[:, None] + np.arange(_BLOCK)).ravel()[:count], count - 1))
+        return self.rows(
+            np.minimum((starts[:, None] + np.arange(_BLOCK)).ravel()[:count], count - 1)
+        )
 
 
 def step_table(
-    steps: Sequence[StepView], block_size: int, context: Floats | None = None, pairs: Floats | None = None
+    steps: Sequence[StepView],
+    block_size: int,
+    context: Floats | None = None,
+    pairs: Floats | None = None,
 ) -> tuple[StepTable, float]:
-    """The usable steps of the first engine among `steps` (oldest first), and the median gap between steps that follow
-    each other (ms).
+    """The usable steps of the first engine among `steps` (oldest first), and the median gap between
+    steps that follow each other (ms).
 
-    A step's time is what it adds: one that was prepared while the step before it ran counts from that one's end.
-    `context` and `pairs` as in `StepTable`; without them they are guessed from the blocks in use.
+    A step's time is what it adds: one that was prepared while the step before it ran counts from
+    that one's end. `context` and `pairs` as in `StepTable`; without them they are guessed from the
+    blocks in use.
     """
     rows: list[tuple[float, ...]] = []
     gaps: list[float] = []
@@ -83,19 +90,23 @@ def step_table(
         total = (step.end - max(step.begin, end_before)) / 1e6
         end_before = max(end_before, step.end)
         held = float(context[place]) if context is not None else 0.0
-        if held <= 0.0 and step.used is not None:  # the last block of a sequence is half full on average
+        # the last block of a sequence is half full on average
+        if held <= 0.0 and step.used is not None:
             held = max(float(step.tokens), step.used * block_size - step.batch * block_size / 2.0)
         if total <= 0 or held <= 0.0:
             continue
         met = float(pairs[place]) if pairs is not None else 0.0
         if met <= 0.0:  # a token of a prompt meets half of an average sequence
             mean = held / step.batch
-            met = max(0, step.tokens - step.prefill_tokens) * mean + step.prefill_tokens * mean / 2.0
+            met = (
+                max(0, step.tokens - step.prefill_tokens) * mean + step.prefill_tokens * mean / 2.0
+            )
         parts = dict(step.parts)
         layers = sum(ms for name, ms in step.parts if name in _LAYERS)
         head, after = parts.get("head", 0.0), min(parts.get("update", 0.0), total)
         if layers <= 0 or layers + head > _ROUNDING * total:
-            layers, head, after = total, 0.0, 0.0  # the parts were not told: all of it is taken as the layers'
+            # the parts were not told: all of it is taken as the layers'
+            layers, head, after = total, 0.0, 0.0
         rows.append((step.tokens, step.batch, held, met, step.prefill_tokens, layers, head,
                      max(0.0, total - layers - head - after), after))  # fmt: skip
     columns = np.array(rows, np.float64).reshape(-1, 9).T

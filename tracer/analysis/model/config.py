@@ -16,10 +16,15 @@ CONFIG_ROOM: Final = 4 * 1024 * 1024
 _LARGEST: Final = 10**12
 _MOST_LAYERS: Final = 100_000
 
-_PLAIN_MLP: Final = frozenset({"gpt2", "gpt_neox", "opt", "bloom", "falcon", "gpt_bigcode", "phi", "starcoder2", "mpt"})
+_PLAIN_MLP: Final = frozenset(
+    {"gpt2", "gpt_neox", "opt", "bloom", "falcon", "gpt_bigcode", "phi", "starcoder2", "mpt"}
+)
 """Families whose MLP has two matrices, not the three of a gated one."""
-_TIED_BY_DEFAULT: Final = frozenset({"gpt2", "opt", "bloom", "falcon", "gpt_bigcode", "gemma", "gemma2", "gemma3_text"})
-"""Families whose configs leave `tie_word_embeddings` out when it is true: transformers' own default."""
+_TIED_BY_DEFAULT: Final = frozenset(
+    {"gpt2", "opt", "bloom", "falcon", "gpt_bigcode", "gemma", "gemma2", "gemma3_text"}
+)
+"""Families whose configs leave `tie_word_embeddings` out when it is true: transformers' own
+default."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -50,12 +55,15 @@ class _Fields:
         for name in names:
             value = self.config.get(name)
             if isinstance(value, list) and value and all(isinstance(item, int) for item in value):
-                value = sum(value) // len(value)  # one a layer (OpenELM, Gemma 3n): the mean gives the right sum
+                # one a layer (OpenELM, Gemma 3n): the mean gives the right sum
+                value = sum(value) // len(value)
             if value is None:
                 continue
             whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
             if isinstance(value, bool) or not whole or not 0 <= value <= most:
-                raise AnalysisError(f"{self.name}: {name} is {str(value)[:40]!r}, which is no sensible number")
+                raise AnalysisError(
+                    f"{self.name}: {name} is {str(value)[:40]!r}, which is no sensible number"
+                )
             return int(value)
         if default is None:
             raise AnalysisError(f"{self.name}: the config has no {names[0]}")
@@ -67,7 +75,8 @@ class _Fields:
 
 
 def shape_of_config(config: Mapping[str, Any], name: str) -> ModelShape:
-    """The shape that a config describes. Raises AnalysisError naming the field that is missing or makes no sense."""
+    """The shape that a config describes. Raises AnalysisError naming the field that is missing or
+    makes no sense."""
     outer = config
     inner = config.get("text_config")
     if isinstance(inner, Mapping) and not config.get("num_hidden_layers"):
@@ -76,7 +85,9 @@ def shape_of_config(config: Mapping[str, Any], name: str) -> ModelShape:
             config[shared] = inner.get(shared, outer.get(shared))
     fields = _Fields(config, name)
     family = str(config.get("model_type", ""))
-    layers = fields.count("num_hidden_layers", "n_layer", "num_layers", "n_layers", most=_MOST_LAYERS)
+    layers = fields.count(
+        "num_hidden_layers", "n_layer", "num_layers", "n_layers", most=_MOST_LAYERS
+    )
     hidden = fields.count("hidden_size", "n_embd", "d_model")
     heads = fields.count("num_attention_heads", "n_head", "num_heads", "n_heads")
     vocab = fields.count("vocab_size")
@@ -100,43 +111,72 @@ def shape_of_config(config: Mapping[str, Any], name: str) -> ModelShape:
     active_params = params - experts + active
 
     base = _base_dtype(config, outer)
-    weight_dtype, compute_dtype, only_experts, quantises_head = _quantisation(config.get("quantization_config"), base)
+    weight_dtype, compute_dtype, only_experts, quantises_head = _quantisation(
+        config.get("quantization_config"), base
+    )
     narrow, wide = BITS[weight_dtype] / 8, BITS[base] / 8
     expert_bytes = experts * narrow
-    body_bytes = (body * wide if only_experts else (body - norms) * narrow + norms * wide) + expert_bytes
+    body_bytes = (
+        body * wide if only_experts else (body - norms) * narrow + norms * wide
+    ) + expert_bytes
     head_bytes = ends * (narrow if quantises_head and not tied else wide)
     kv_dtype = _kv_dtype(config.get("quantization_config"), base)
     return ModelShape(
-        name=name, params=params, active_params=active_params, layers=layers, hidden=hidden, vocab=vocab,
-        attention_width=width, kv_layer_bytes=kv_elements * BITS[kv_dtype] / 8,
+        name=name,
+        params=params,
+        active_params=active_params,
+        layers=layers,
+        hidden=hidden,
+        vocab=vocab,
+        attention_width=width,
+        kv_layer_bytes=kv_elements * BITS[kv_dtype] / 8,
         weight_bytes=body_bytes + ends * wide + (0 if tied else head_bytes),
-        embedding_bytes=ends * wide, head_bytes=head_bytes, attention=_windows(fields, layers), tied=tied,
-        expert_params=float(experts), expert_bytes=expert_bytes, experts=expert_count, experts_per_token=chosen,
-        heads=heads, kv_heads=1 if mla else kv_heads, head_dim=head_dim, kv_elements=kv_elements,
-        weight_dtype=weight_dtype, compute_dtype=compute_dtype, kv_dtype=kv_dtype,
-        max_context=fields.count("max_position_embeddings", "n_positions", "max_seq_len", default=0),
-    )  # fmt: skip
+        embedding_bytes=ends * wide,
+        head_bytes=head_bytes,
+        attention=_windows(fields, layers),
+        tied=tied,
+        expert_params=float(experts),
+        expert_bytes=expert_bytes,
+        experts=expert_count,
+        experts_per_token=chosen,
+        heads=heads,
+        kv_heads=1 if mla else kv_heads,
+        head_dim=head_dim,
+        kv_elements=kv_elements,
+        weight_dtype=weight_dtype,
+        compute_dtype=compute_dtype,
+        kv_dtype=kv_dtype,
+        max_context=fields.count(
+            "max_position_embeddings", "n_positions", "max_seq_len", default=0
+        ),
+    )
 
 
-# --- attention ---------------------------------------------------------------------------------------------------
+# --- attention ------------------------------------------------------------------------------------
 
 
 def _kv_heads(fields: _Fields, heads: int) -> int:
     """Key-value heads: GQA, MQA, or one for each query head."""
-    if fields.config.get("multi_query") is True and not fields.config.get("new_decoder_architecture"):
+    if fields.config.get("multi_query") is True and not fields.config.get(
+        "new_decoder_architecture"
+    ):
         return 1
     return fields.count("num_key_value_heads", "num_kv_heads", "n_kv_heads", default=heads) or heads
 
 
 def _latent_attention(fields: _Fields, hidden: int, heads: int) -> tuple[int, int, float]:
-    """Weights of a layer, width and cached numbers of multi-head latent attention (DeepSeek): the cache holds the
-    compressed latent and the rotary part of the key, once for all heads."""
+    """Weights of a layer, width and cached numbers of multi-head latent attention (DeepSeek): the
+    cache holds the compressed latent and the rotary part of the key, once for all heads."""
     latent, rope = fields.count("kv_lora_rank"), fields.count("qk_rope_head_dim")
     nope, value = fields.count("qk_nope_head_dim"), fields.count("v_head_dim")
     rank = fields.count("q_lora_rank", default=0)
     query = hidden * rank + rank * heads * (nope + rope) if rank else hidden * heads * (nope + rope)
     keys = hidden * (latent + rope) + latent * heads * (nope + value)
-    return query + keys + heads * value * hidden, heads * (nope + rope + value) // 2, float(latent + rope)
+    return (
+        query + keys + heads * value * hidden,
+        heads * (nope + rope + value) // 2,
+        float(latent + rope),
+    )
 
 
 def _windows(fields: _Fields, layers: int) -> tuple[AttentionLayers, ...]:
@@ -146,7 +186,9 @@ def _windows(fields: _Fields, layers: int) -> tuple[AttentionLayers, ...]:
         window = 0
     kinds = fields.config.get("layer_types", fields.config.get("layers_block_type"))
     if isinstance(kinds, Sequence) and not isinstance(kinds, str) and kinds:
-        stateless = sum("linear" in str(kind) or str(kind) in ("mamba", "recurrent", "conv") for kind in kinds)
+        stateless = sum(
+            "linear" in str(kind) or str(kind) in ("mamba", "recurrent", "conv") for kind in kinds
+        )
         sliding = sum("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds)
         share = layers / len(kinds)
         stateless, sliding = round(stateless * share), round(sliding * share)
@@ -165,41 +207,69 @@ def _windows(fields: _Fields, layers: int) -> tuple[AttentionLayers, ...]:
     if not window:
         sliding = 0
     groups = ((layers - sliding - stateless, None), (sliding, window), (stateless, 0))
-    return tuple(AttentionLayers(count, reach) for count, reach in groups if count > 0) or (AttentionLayers(layers),)
+    return tuple(AttentionLayers(count, reach) for count, reach in groups if count > 0) or (
+        AttentionLayers(layers),
+    )
 
 
-# --- MLP and experts ---------------------------------------------------------------------------------------------
+# --- MLP and experts ------------------------------------------------------------------------------
 
 
-def _mlp(fields: _Fields, family: str, layers: int, hidden: int) -> tuple[float, float, float, int, int]:
-    """Weights outside routed experts over all layers; in them; those of them that a token uses; how many experts there
-    are in a layer, and how many a token uses."""
+def _mlp(
+    fields: _Fields, family: str, layers: int, hidden: int
+) -> tuple[float, float, float, int, int]:
+    """Weights outside routed experts over all layers; in them; those of them that a token uses; how
+    many experts there are in a layer, and how many a token uses."""
     matrices = 2 if family in _PLAIN_MLP else 3
-    width = fields.count("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", default=0) or 4 * hidden
-    experts = fields.count("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", default=0)
+    width = (
+        fields.count("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", default=0)
+        or 4 * hidden
+    )
+    experts = fields.count(
+        "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", default=0
+    )
     if experts < 2:
         return float(matrices * hidden * width * layers), 0.0, 0.0, 0, 0
-    chosen = fields.count("num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k", default=1)
+    chosen = fields.count(
+        "num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k", default=1
+    )
     chosen = min(max(1, chosen), experts)
-    expert_width = fields.count("moe_intermediate_size", "expert_intermediate_size", default=width) or width
+    expert_width = (
+        fields.count("moe_intermediate_size", "expert_intermediate_size", default=width) or width
+    )
     sparse = layers - min(layers, fields.count("first_k_dense_replace", default=0))
-    every = max(1, fields.count("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", default=1))
+    every = max(
+        1,
+        fields.count(
+            "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", default=1
+        ),
+    )
     sparse = -(-sparse // every)
     only = fields.config.get("mlp_only_layers")
     if isinstance(only, list):
         sparse = max(0, sparse - len(only))
     shared = fields.count("n_shared_experts", "num_shared_experts", default=0) * expert_width
-    shared = shared or fields.count("shared_expert_intermediate_size", "shared_intermediate_size", default=0)
+    shared = shared or fields.count(
+        "shared_expert_intermediate_size", "shared_intermediate_size", default=0
+    )
     one = 3 * hidden * expert_width
-    dense = float((layers - sparse) * matrices * hidden * width + sparse * (3 * hidden * shared + hidden * experts))
+    dense = float(
+        (layers - sparse) * matrices * hidden * width
+        + sparse * (3 * hidden * shared + hidden * experts)
+    )
     return dense, float(one * experts * sparse), float(one * chosen * sparse), experts, chosen
 
 
-# --- dtypes ------------------------------------------------------------------------------------------------------
+# --- dtypes ---------------------------------------------------------------------------------------
 
 
 def _base_dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
-    given = config.get("dtype") or config.get("torch_dtype") or outer.get("dtype") or outer.get("torch_dtype")
+    given = (
+        config.get("dtype")
+        or config.get("torch_dtype")
+        or outer.get("dtype")
+        or outer.get("torch_dtype")
+    )
     try:
         return dtype_name(given) if isinstance(given, str) else "bf16"
     except AnalysisError:
@@ -207,7 +277,8 @@ def _base_dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
 
 
 def _quantisation(given: Any, base: str) -> tuple[str, str, bool, bool]:
-    """Dtype of the layers' weights, that of the arithmetic, whether only experts are quantised, whether the head is."""
+    """Dtype of the layers' weights, that of the arithmetic, whether only experts are quantised,
+    whether the head is."""
     if not isinstance(given, Mapping):
         return base, base, False, False
     method = str(given.get("quant_method", "")).lower()
@@ -227,7 +298,12 @@ def _quantisation(given: Any, base: str) -> tuple[str, str, bool, bool]:
     if given.get("load_in_4bit") is True:
         return "nf4", base, False, False
     if given.get("load_in_8bit") is True or bits == 8:
-        return "int8", "int8" if activations or given.get("load_in_8bit") is True else base, False, False
+        return (
+            "int8",
+            "int8" if activations or given.get("load_in_8bit") is True else base,
+            False,
+            False,
+        )
     if "fp4" in algorithm or (bits == 4 and kind == "float"):
         return "fp4", "fp8", False, False  # counted at the FP8 rate where a device has no FP4 one
     if bits == 4 or method in ("awq", "gptq"):
@@ -236,7 +312,8 @@ def _quantisation(given: Any, base: str) -> tuple[str, str, bool, bool]:
 
 
 def _kv_dtype(given: Any, base: str) -> str:
-    """Dtype of the KV cache: as the weights' base, unless the checkpoint brings scales for a narrower one."""
+    """Dtype of the KV cache: as the weights' base, unless the checkpoint brings scales for a
+    narrower one."""
     if isinstance(given, Mapping):
         scheme = given.get("kv_cache_scheme")
         if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8:
@@ -269,6 +346,8 @@ def load_model(given: str) -> ModelShape:
     if not found:
         if name and path.name == "config.json" and path.parent.is_dir():
             raise AnalysisError(f"{given} holds no config.json")
-        raise AnalysisError(f"no model called {given[:80]!r}: give a folder with a config.json, or one of "
-                            + ", ".join(sorted(PRESETS)))  # fmt: skip
+        raise AnalysisError(
+            f"no model called {given[:80]!r}: give a folder with a config.json, or one of "
+            + ", ".join(sorted(PRESETS))
+        )
     return shape_of_config(read_config(path), path.parent.name or str(path))

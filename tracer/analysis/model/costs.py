@@ -1,8 +1,9 @@
 """What a pass through a model costs on each of the devices that share it: FLOPs and bytes.
 
-Two ways to count. *Textbook*: every weight counts for every token, all weights are read in each pass, and attention
-computes the masked half too; the figures that everyone quotes come from it. *Exact*: the input embedding is only
-gathered from, the head runs for one position a sequence, the masked half is skipped; what kernels do.
+Two ways to count. *Textbook*: every weight counts for every token, all weights are read in each
+pass, and attention computes the masked half too; the figures that everyone quotes come from it.
+*Exact*: the input embedding is only gathered from, the head runs for one position a sequence, the
+masked half is skipped; what kernels do.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Counting(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One pass, or many at once: FLOPs and bytes on each device, and the times that follow, in ms."""
+    """One pass, or many at once: FLOPs and bytes on each device, and the times that follow, in
+    ms."""
 
     flops: Number
     bytes: Number
@@ -40,7 +42,8 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Costs of `model` on `device`, shared among `tp` of them. `ignore_kv` leaves reads of the KV cache out."""
+    """Costs of `model` on `device`, shared among `tp` of them. `ignore_kv` leaves reads of the KV
+    cache out."""
 
     model: ModelShape
     device: Device
@@ -49,11 +52,11 @@ class Costs:
     tp: int = 1
     ignore_kv: bool = False
 
-    # --- quantities -----------------------------------------------------------------------------------------------
+    # --- quantities -------------------------------------------------------------------------------
 
     def matrix_flops(self, tokens: Number, rows: Number = 1.0) -> Number:
-        """FLOPs of the matrix products for `tokens` tokens, of which `rows` need logits (these, when exact, apart from
-        what `head_flops` counts)."""
+        """FLOPs of the matrix products for `tokens` tokens, of which `rows` need logits (these,
+        when exact, apart from what `head_flops` counts)."""
         if self.counting is Counting.TEXTBOOK:
             return 2.0 * self.model.active_params / self.tp * tokens
         return 2.0 * self.model.layer_params / self.tp * tokens + self.head_flops(rows)
@@ -67,8 +70,8 @@ class Costs:
         return self.model.head_bytes / self.tp
 
     def weight_bytes(self, tokens: Number, *, head: bool = True) -> Number:
-        """Bytes of weights that a pass over `tokens` tokens reads; of the experts only those that a token chose, taken
-        to choose evenly. `head` includes the LM head."""
+        """Bytes of weights that a pass over `tokens` tokens reads; of the experts only those that a
+        token chose, taken to choose evenly. `head` includes the LM head."""
         model = self.model
         total: Number = model.weight_bytes
         if self.counting is Counting.EXACT and not model.tied:
@@ -81,12 +84,14 @@ class Costs:
         return total / self.tp
 
     def kv_bytes(self, context: Number) -> Number:
-        """Bytes of the KV cache of `context` tokens that each device holds: heads are shared out, but never split."""
+        """Bytes of the KV cache of `context` tokens that each device holds: heads are shared out,
+        but never split."""
         shares = min(self.tp, max(1, self.model.kv_heads))
         return self.model.kv_bytes(context) / shares
 
     def prefill_attention(self, begin: Number, end: Number) -> Number:
-        """FLOPs of attention for the positions `begin` … `end` of a prompt: each attends to all before it.
+        """FLOPs of attention for the positions `begin` … `end` of a prompt: each attends to all
+        before it.
 
         Textbook: 4·L·d·(end² − begin²), which includes the masked half; exact: half of it.
         """
@@ -112,10 +117,11 @@ class Costs:
             total = total + group.count * reach
         return 4.0 * self.model.attention_width / self.tp * total
 
-    # --- times ----------------------------------------------------------------------------------------------------
+    # --- times ------------------------------------------------------------------------------------
 
     def arithmetic_ms(self, matrix: Number, attention: Number = 0.0) -> Number:
-        """Time of so many FLOPs of matrix products and of attention; attention runs in 16 bits at least."""
+        """Time of so many FLOPs of matrix products and of attention; attention runs in 16 bits at
+        least."""
         model, device = self.model, self.device
         wide = "fp32" if model.compute_dtype == "fp32" else "bf16"
         rate = 1e3 / self.efficiency.mfu
@@ -126,7 +132,8 @@ class Costs:
         return size * 1e3 / (self.efficiency.mbu * self.device.bandwidth)
 
     def link_ms(self, tokens: Number) -> Number:
-        """Time of the two all-reduces that each layer needs when `tp` devices share it: first order, a ring."""
+        """Time of the two all-reduces that each layer needs when `tp` devices share it: first
+        order, a ring."""
         if self.tp < 2:
             return 0.0 * tokens
         crossing = 2.0 * (self.tp - 1) / self.tp * self.model.hidden * 2.0 / self.device.link * 1e3
@@ -136,9 +143,12 @@ class Costs:
         self, tokens: Number, *, rows: Number = 1.0, attention: Number = 0.0, kv_read: Number = 0.0,
         kv_write: Number = 0.0, head: bool = True,
     ) -> Pass:  # fmt: skip
-        """A pass over `tokens` tokens: `attention` FLOPs, `kv_read` and `kv_write` bytes on each device."""
+        """A pass over `tokens` tokens: `attention` FLOPs, `kv_read` and `kv_write` bytes on each
+        device."""
         matrix = self.matrix_flops(tokens, rows if head else 0.0)
-        size = self.weight_bytes(tokens, head=head) + (0.0 if self.ignore_kv else kv_read) + kv_write
+        size = (
+            self.weight_bytes(tokens, head=head) + (0.0 if self.ignore_kv else kv_read) + kv_write
+        )
         arithmetic, bandwidth = self.arithmetic_ms(matrix, attention), self.bandwidth_ms(size)
         link = self.link_ms(tokens)
         return Pass(
@@ -146,14 +156,24 @@ class Costs:
             combine(arithmetic, bandwidth, self.efficiency.roofline) + link,
         )  # fmt: skip
 
-    def decode_step(self, context: Number, batch: float = 1.0, others: float = 0.0, draft: float = 0.0) -> Pass:
-        """A step in which `batch` sequences take one token each (or `draft` more, to verify): one of them after
-        `context` tokens, the others after `others` each."""
+    def decode_step(
+        self, context: Number, batch: float = 1.0, others: float = 0.0, draft: float = 0.0
+    ) -> Pass:
+        """A step in which `batch` sequences take one token each (or `draft` more, to verify): one
+        of them after `context` tokens, the others after `others` each."""
         width = 1.0 + draft
-        attention = width * (self.decode_attention(context) + (batch - 1.0) * self.decode_attention(others))
+        attention = width * (
+            self.decode_attention(context) + (batch - 1.0) * self.decode_attention(others)
+        )
         read = self.kv_bytes(context) + (batch - 1.0) * self.kv_bytes(others)
         tokens = batch * width
-        done = self.run(tokens, rows=tokens, attention=attention, kv_read=read, kv_write=self.kv_bytes(1.0) * tokens)
+        done = self.run(
+            tokens,
+            rows=tokens,
+            attention=attention,
+            kv_read=read,
+            kv_write=self.kv_bytes(1.0) * tokens,
+        )
         if self.efficiency.roofline is Roofline.SINGLE:
             return Pass(done.flops, done.bytes, done.arithmetic_ms, done.bandwidth_ms, done.link_ms,
                         done.bandwidth_ms + done.link_ms)  # fmt: skip
@@ -164,18 +184,25 @@ class Costs:
         return self.efficiency.host_ms + self.efficiency.host_us * batch / 1e3
 
     def ridge(self, *, at_peak: bool = False) -> float:
-        """The batch at which computing takes as long as reading the weights, with the KV cache left out."""
+        """The batch at which computing takes as long as reading the weights, with the KV cache left
+        out."""
         each = self.matrix_flops(1.0, 1.0)
         compute = 1e3 * each / self.device.peak(self.model.compute_dtype)
-        read = 1e3 * self.weight_bytes(math.inf if self.model.experts else 1.0) / self.device.bandwidth
+        read = (
+            1e3 * self.weight_bytes(math.inf if self.model.experts else 1.0) / self.device.bandwidth
+        )
         if not at_peak:
             compute, read = compute / self.efficiency.mfu, read / self.efficiency.mbu
         return float(read / compute)
 
     def ridge_at(self, context: float) -> float | None:
-        """The same when each sequence reads `context` tokens of KV cache in every step; None when no batch reaches it
-        because the cache takes longer to read than a token to compute."""
-        each = float(self.arithmetic_ms(self.matrix_flops(1.0, 1.0), self.decode_attention(context)))
+        """The same when each sequence reads `context` tokens of KV cache in every step; None when
+        no batch reaches it because the cache takes longer to read than a token to compute."""
+        each = float(
+            self.arithmetic_ms(self.matrix_flops(1.0, 1.0), self.decode_attention(context))
+        )
         read = float(self.bandwidth_ms(self.kv_bytes(context)))
-        weights = float(self.bandwidth_ms(self.weight_bytes(math.inf if self.model.experts else 1.0)))
+        weights = float(
+            self.bandwidth_ms(self.weight_bytes(math.inf if self.model.experts else 1.0))
+        )
         return weights / (each - read) if each > read else None

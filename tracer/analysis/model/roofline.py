@@ -1,7 +1,8 @@
 """How arithmetic time and memory time add up to the time of a pass.
 
-The two overlap, but not entirely: a plain maximum is up to 67 % off near the ridge, the 2-norm stays within 11 % of
-public measurements. On one thread of a CPU, where loads and products take turns, the sum fits best.
+The two overlap, but not entirely: a plain maximum is up to 67 % off near the ridge, the 2-norm
+stays within 11 % of public measurements. On one thread of a CPU, where loads and products take
+turns, the sum fits best.
 """
 
 from __future__ import annotations
@@ -24,18 +25,24 @@ class Roofline(enum.StrEnum):
     SUM = "sum"
     """a + b: no overlap at all."""
     SINGLE = "single"
-    """Prefill by its arithmetic alone, decode by its bandwidth alone: the figures that circulate."""
+    """Prefill by its arithmetic alone, decode by its bandwidth alone: the figures that
+    circulate."""
 
 
 def combine(arithmetic: Number, bandwidth: Number, roofline: Roofline) -> Number:
-    """Time of a pass that takes `arithmetic` of computing and `bandwidth` of moving, in the unit of both.
+    """Time of a pass that takes `arithmetic` of computing and `bandwidth` of moving, in the unit of
+    both.
 
     `SINGLE` is a choice that the caller makes; here it is taken as `MAX`.
     """
     if isinstance(arithmetic, np.ndarray) or isinstance(bandwidth, np.ndarray):
         if roofline is Roofline.SMOOTH:
             return np.hypot(arithmetic, bandwidth)
-        return arithmetic + bandwidth if roofline is Roofline.SUM else np.maximum(arithmetic, bandwidth)
+        return (
+            arithmetic + bandwidth
+            if roofline is Roofline.SUM
+            else np.maximum(arithmetic, bandwidth)
+        )
     if roofline is Roofline.SMOOTH:
         return math.hypot(arithmetic, bandwidth)
     return arithmetic + bandwidth if roofline is Roofline.SUM else max(arithmetic, bandwidth)

@@ -1,7 +1,9 @@
-"""The shape of a model: what it costs to run one token through it, and what a token leaves behind in the KV cache.
+"""The shape of a model: what it costs to run one token through it, and what a token leaves behind
+in the KV cache.
 
-A shape comes from a Hugging Face `config.json` (`load_model`), from a preset, or from the facts that an engine told
-(`shape_of_engine`). It holds counts and bytes only; how long they take is the business of `roofline` and `costs`.
+A shape comes from a Hugging Face `config.json` (`load_model`), from a preset, or from the facts
+that an engine told (`shape_of_engine`). It holds counts and bytes only; how long they take is the
+business of `roofline` and `costs`.
 """
 
 from __future__ import annotations
@@ -21,16 +23,28 @@ Number = float | NDArray[np.float64]
 BITS: Final[dict[str, float]] = {
     "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4.25, "int4": 4.15, "nf4": 4.5,
 }  # fmt: skip
-"""Bits of a weight with its share of the scales: FP4 in blocks of 32 (MXFP4), int4 in groups of 128, NF4 of 64."""
+"""Bits of a weight with its share of the scales: FP4 in blocks of 32 (MXFP4), int4 in groups of
+128, NF4 of 64."""
 
 _ALIASES: Final = {
-    "float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "auto": "bf16",
-    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "mxfp4": "fp4", "nvfp4": "fp4",
-}  # fmt: skip
+    "float32": "fp32",
+    "float": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "auto": "bf16",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "mxfp4": "fp4",
+    "nvfp4": "fp4",
+}
 
 
 def dtype_name(given: str) -> str:
-    """The short name (``bf16``) of a dtype however it is spelt (``torch.bfloat16``). Raises AnalysisError."""
+    """The short name (``bf16``) of a dtype however it is spelt (``torch.bfloat16``). Raises
+    AnalysisError."""
     name = given.strip().lower().removeprefix("torch.")
     name = _ALIASES.get(name, name)
     if name not in BITS:
@@ -40,8 +54,8 @@ def dtype_name(given: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayers:
-    """`count` layers that attend alike. `window`: tokens that each one looks back; None for all of them, 0 for layers
-    without a growing cache (linear attention, state space)."""
+    """`count` layers that attend alike. `window`: tokens that each one looks back; None for all of
+    them, 0 for layers without a growing cache (linear attention, state space)."""
 
     count: int
     window: int | None = None
@@ -51,10 +65,10 @@ class AttentionLayers:
 class ModelShape:
     """Counts of a decoder. Parameters are counts of weights; `*_bytes` bytes.
 
-    `params` all weights; `active_params` those that one token passes through (fewer in a mixture of experts);
-    `embedding_params` the input embedding, which is gathered from, not multiplied with; `head_params` the output
-    projection (0 extra when `tied`: then it *is* the embedding); `attention_width` query heads · head size.
-    `kv_layer_bytes`: what one token leaves in one layer.
+    `params` all weights; `active_params` those that one token passes through (fewer in a mixture of
+    experts); `embedding_params` the input embedding, which is gathered from, not multiplied with;
+    `head_params` the output projection (0 extra when `tied`: then it *is* the embedding);
+    `attention_width` query heads · head size. `kv_layer_bytes`: what one token leaves in one layer.
     """
 
     name: str
@@ -82,11 +96,12 @@ class ModelShape:
     """Numbers that one token leaves in one layer."""
     weight_dtype: str = "bf16"
     compute_dtype: str = "bf16"
-    """In which dtype the matrix products run: that of the weights only where the activations are quantised too."""
+    """In which dtype the matrix products run: that of the weights only where the activations are
+    quantised too."""
     kv_dtype: str = "bf16"
     max_context: int = 0
 
-    # --- parameters -----------------------------------------------------------------------------------------------
+    # --- parameters -------------------------------------------------------------------------------
 
     @property
     def embedding_params(self) -> float:
@@ -101,33 +116,41 @@ class ModelShape:
     @property
     def layer_params(self) -> float:
         """Weights of the layers that one token passes through: neither embedding nor head."""
-        return max(0.0, self.active_params - self.embedding_params - (0.0 if self.tied else self.head_params))
+        return max(
+            0.0,
+            self.active_params - self.embedding_params - (0.0 if self.tied else self.head_params),
+        )
 
-    # --- KV cache -------------------------------------------------------------------------------------------------
+    # --- KV cache ---------------------------------------------------------------------------------
 
     @property
     def kv_bytes_per_token(self) -> float:
         """Bytes that a token adds to the KV cache while it is inside every window."""
-        return sum(group.count for group in self.attention if group.window != 0) * self.kv_layer_bytes
+        return (
+            sum(group.count for group in self.attention if group.window != 0) * self.kv_layer_bytes
+        )
 
     def kv_bytes(self, context: Number) -> Number:
-        """Bytes in the KV cache of a sequence of `context` tokens; windowed layers keep no more than their window."""
+        """Bytes in the KV cache of a sequence of `context` tokens; windowed layers keep no more
+        than their window."""
         total: Number = np.zeros_like(context) if isinstance(context, np.ndarray) else 0.0
         for group in self.attention:
             if group.window is None:
                 total = total + group.count * self.kv_layer_bytes * context
             elif group.window:
-                held = np.minimum(context, group.window) if isinstance(context, np.ndarray) else min(
-                    context, group.window
-                )  # fmt: skip
+                held = (
+                    np.minimum(context, group.window)
+                    if isinstance(context, np.ndarray)
+                    else min(context, group.window)
+                )
                 total = total + group.count * self.kv_layer_bytes * held
         return total
 
-    # --- variants -------------------------------------------------------------------------------------------------
+    # --- variants ---------------------------------------------------------------------------------
 
     def quantised(self, weights: str | None = None, kv: str | None = None) -> ModelShape:
-        """The same model with its layers' weights and its KV cache in other dtypes; embedding and head stay as they
-        are, as engines leave them. Raises AnalysisError for an unknown dtype."""
+        """The same model with its layers' weights and its KV cache in other dtypes; embedding and
+        head stay as they are, as engines leave them. Raises AnalysisError for an unknown dtype."""
         shape = self
         if weights is not None:
             new = dtype_name(weights)
@@ -143,15 +166,19 @@ class ModelShape:
         if kv is not None:
             new = dtype_name(kv)
             shape = replace(
-                shape, kv_layer_bytes=self.kv_layer_bytes * BITS[new] / BITS[self.kv_dtype], kv_dtype=new
-            )  # fmt: skip
+                shape,
+                kv_layer_bytes=self.kv_layer_bytes * BITS[new] / BITS[self.kv_dtype],
+                kv_dtype=new,
+            )
         return shape
 
 
 def shape_of_engine(facts: Mapping[str, Any]) -> ModelShape:
-    """The shape of the model that an engine told about (fields of `events.Engine`, -1 or absent for unknown).
+    """The shape of the model that an engine told about (fields of `events.Engine`, -1 or absent for
+    unknown).
 
-    Raises AnalysisError when it told too little to reckon with: layers, hidden size and weights are needed.
+    Raises AnalysisError when it told too little to reckon with: layers, hidden size and weights are
+    needed.
     """
 
     def number(name: str, default: float = 0.0) -> float:
@@ -174,16 +201,32 @@ def shape_of_engine(facts: Mapping[str, Any]) -> ModelShape:
     per_layer = 2.0 * kv_heads * head_dim
     block, size = number("block_bytes"), number("block_size")
     kv_layer_bytes = block / size / layers if block and size else per_layer * BITS[dtype] / 8
-    # Weights are told as one sum: with two tables of V·d among too few weights, head and embedding must be one.
+    # Weights are told as one sum: with two tables of V·d among too few weights, head and embedding
+    # must be one.
     ffn = number("intermediate") * hidden * 3 * layers
     attention = layers * hidden * head_dim * (2.0 * heads + 2.0 * kv_heads)
     tied = bool(ffn) and params < ffn + attention + 1.5 * vocab * hidden
     ends = vocab * hidden * BITS[dtype] / 8
     return ModelShape(
         name=str(facts.get("model") or "the engine's model"),
-        params=params, active_params=params, layers=layers, hidden=hidden, vocab=vocab,
-        attention_width=heads * head_dim, kv_layer_bytes=kv_layer_bytes, weight_bytes=weight_bytes,
-        embedding_bytes=ends, head_bytes=ends, attention=(AttentionLayers(layers),), tied=tied,
-        heads=heads, kv_heads=kv_heads, head_dim=head_dim, kv_elements=per_layer,
-        weight_dtype=dtype, compute_dtype=dtype, kv_dtype=dtype, max_context=int(number("max_context")),
-    )  # fmt: skip
+        params=params,
+        active_params=params,
+        layers=layers,
+        hidden=hidden,
+        vocab=vocab,
+        attention_width=heads * head_dim,
+        kv_layer_bytes=kv_layer_bytes,
+        weight_bytes=weight_bytes,
+        embedding_bytes=ends,
+        head_bytes=ends,
+        attention=(AttentionLayers(layers),),
+        tied=tied,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        kv_elements=per_layer,
+        weight_dtype=dtype,
+        compute_dtype=dtype,
+        kv_dtype=dtype,
+        max_context=int(number("max_context")),
+    )

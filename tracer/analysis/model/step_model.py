@@ -1,7 +1,7 @@
 """How long one engine step takes, from what is in it.
 
-The few coefficients are either what theory says of a device (`step_model`) or what a fit found in a trace (`fit`);
-the expected values beside the measured ones and the what-if replay read either.
+The few coefficients are either what theory says of a device (`step_model`) or what a fit found in a
+trace (`fit`); the expected values beside the measured ones and the what-if replay read either.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from tracer.analysis.model.shape import ModelShape, Number
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """ms. In the layers: `weights_ms` one read of their weights; for each token `token_ms`, for each token of context
-    that is read `context_ms`, for each query-key pair `pair_ms`. In the LM head, which comes after them: `head_ms` one
-    read of its weights, `sequence_ms` for each sequence that gets logits. On the host: `host_ms` and
-    `host_sequence_ms` before the token is known, `after_ms` behind it, `gap_ms` until the next step.
+    """ms. In the layers: `weights_ms` one read of their weights; for each token `token_ms`, for
+    each token of context that is read `context_ms`, for each query-key pair `pair_ms`. In the LM
+    head, which comes after them: `head_ms` one read of its weights, `sequence_ms` for each sequence
+    that gets logits. On the host: `host_ms` and `host_sequence_ms` before the token is known,
+    `after_ms` behind it, `gap_ms` until the next step.
 
-    `dense`: attention multiplies every query of the step with every key of the step, whoever's they are (masked matrix
-    products, as on CPUs), so that a prompt gets dearer by the caches of its batch-mates.
+    `dense`: attention multiplies every query of the step with every key of the step, whoever's they
+    are (masked matrix products, as on CPUs), so that a prompt gets dearer by the caches of its
+    batch-mates.
     """
 
     weights_ms: float
@@ -39,9 +41,11 @@ class StepModel:
     roofline: Roofline = Roofline.SMOOTH
     dense: bool = False
 
-    def device_ms(self, tokens: Number, sequences: Number, context: Number, pairs: Number) -> Number:
-        """Embedding, layers and LM head of a step: `tokens` run, of `sequences` that hold `context` tokens together
-        when it ends; `pairs` query-key pairs when attention is not dense."""
+    def device_ms(
+        self, tokens: Number, sequences: Number, context: Number, pairs: Number
+    ) -> Number:
+        """Embedding, layers and LM head of a step: `tokens` run, of `sequences` that hold `context`
+        tokens together when it ends; `pairs` query-key pairs when attention is not dense."""
         if self.dense:
             pairs = tokens * context
         bandwidth = self.weights_ms + self.context_ms * context
@@ -52,19 +56,25 @@ class StepModel:
         """The LM head for one position of each of `sequences`."""
         return combine(self.sequence_ms * sequences, self.head_ms, self.roofline)
 
-    def token_instant_ms(self, tokens: Number, sequences: Number, context: Number, pairs: Number) -> Number:
+    def token_instant_ms(
+        self, tokens: Number, sequences: Number, context: Number, pairs: Number
+    ) -> Number:
         """From the begin of a step until its tokens are known."""
         host = self.host_ms + self.host_sequence_ms * sequences
         return host + self.device_ms(tokens, sequences, context, pairs)
 
     def cycle_ms(self, tokens: Number, sequences: Number, context: Number, pairs: Number) -> Number:
         """From the begin of a step to the begin of the next one when there is more to do."""
-        return self.token_instant_ms(tokens, sequences, context, pairs) + self.after_ms + self.gap_ms
+        return (
+            self.token_instant_ms(tokens, sequences, context, pairs) + self.after_ms + self.gap_ms
+        )
 
 
-def step_model(model: ModelShape, device: Device, efficiency: Efficiency | None = None, tp: int = 1) -> StepModel:
-    """What theory says, counted exactly. First order where layers look back over a window only: the slope at no
-    context."""
+def step_model(
+    model: ModelShape, device: Device, efficiency: Efficiency | None = None, tp: int = 1
+) -> StepModel:
+    """What theory says, counted exactly. First order where layers look back over a window only: the
+    slope at no context."""
     efficiency = efficiency or Efficiency(mfu=device.mfu, mbu=device.mbu)
     costs = Costs(model, device, efficiency, Counting.EXACT, tp)
     link = float(costs.link_ms(1.0)) - float(costs.link_ms(0.0))

@@ -1,4 +1,5 @@
-"""The KV cache of a simulated engine: who holds how many blocks, which are kept for reuse, which are free."""
+"""The KV cache of a simulated engine: who holds how many blocks, which are kept for reuse, which
+are free."""
 
 from __future__ import annotations
 
@@ -10,8 +11,9 @@ from tracer.analysis.beside.observed import Settings
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """One request inside the engine. `computed` tokens in the KV cache, `todo` still to be computed before the next
-    token, `left` tokens to yield, `private` blocks and `shared` (named) blocks held."""
+    """One request inside the engine. `computed` tokens in the KV cache, `todo` still to be computed
+    before the next token, `left` tokens to yield, `private` blocks and `shared` (named) blocks
+    held."""
 
     index: int
     todo: int
@@ -52,7 +54,8 @@ class BlockPool:
         return self.available
 
     def steps_until_full(self, running: Sequence[Running], most: int) -> int:
-        """In how many steps, `most` at most, each of `running` can take a token before blocks run short."""
+        """In how many steps, `most` at most, each of `running` can take a token before blocks run
+        short."""
         size, spare = self.settings.block_size, self.spare()
         if len(running) * (most // size + 1) <= spare:
             return most
@@ -65,7 +68,8 @@ class BlockPool:
         return low
 
     def tidy(self) -> bool:
-        """Whether the margin is free, after dropping the whole cache for it where that is the way."""
+        """Whether the margin is free, after dropping the whole cache for it where that is the
+        way."""
         least = self.settings.margin * self.settings.blocks
         if self.free < least and self.settings.evict_all and self.kept:
             self.evict(len(self.kept))

@@ -1,9 +1,10 @@
 """A discrete-event model of an engine: arrivals in, instants of tokens out.
 
-It admits, batches and caches as continuous batching in transformers and vLLM's V1 engine do: in each step the
-sequences that decode come first, then prompts under way, then waiting ones in order of arrival, while there are slots,
-tokens and KV blocks; a sequence that finds no block sends the newest back to the queue. What a step takes
-is the business of a `StepModel`. Stretches in which nothing but decoding happens are reckoned at once.
+It admits, batches and caches as continuous batching in transformers and vLLM's V1 engine do: in
+each step the sequences that decode come first, then prompts under way, then waiting ones in order
+of arrival, while there are slots, tokens and KV blocks; a sequence that finds no block sends the
+newest back to the queue. What a step takes is the business of a `StepModel`. Stretches in which
+nothing but decoding happens are reckoned at once.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ _MOST_STEPS = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Instants in ms since the first arrival, one for each arrival in the order given: `scheduled`, `first` and `last`
-    token. `gaps` between tokens (ms) with how many sequences had each (`weights`). `cached`: prompt tokens found."""
+    """Instants in ms since the first arrival, one for each arrival in the order given: `scheduled`,
+    `first` and `last` token. `gaps` between tokens (ms) with how many sequences had each
+    (`weights`). `cached`: prompt tokens found."""
 
     scheduled: Floats
     first: Floats
@@ -44,7 +46,12 @@ class _Engine:
     """One run. See `simulate`."""
 
     def __init__(
-        self, arrivals: Sequence[Arrival], settings: Settings, step: StepModel, noise: float, seed: int
+        self,
+        arrivals: Sequence[Arrival],
+        settings: Settings,
+        step: StepModel,
+        noise: float,
+        seed: int,
     ) -> None:
         self.arrivals, self.settings, self.step_model = arrivals, settings, step
         self.pool = BlockPool(settings)
@@ -53,7 +60,9 @@ class _Engine:
         self.waiting: deque[Running] = deque()
         self.running: list[Running] = []
         count = len(arrivals)
-        self.scheduled, self.first, self.last, self.cached = (np.full(count, np.nan) for _ in range(4))
+        self.scheduled, self.first, self.last, self.cached = (
+            np.full(count, np.nan) for _ in range(4)
+        )
         self.gaps: list[Floats] = []
         self.weights: list[Floats] = []
         self.steps = self.preemptions = 0
@@ -73,7 +82,16 @@ class _Engine:
                 raise AnalysisError("the replay does not come to an end within two million steps")
         order = np.concatenate(self.gaps) if self.gaps else np.zeros(0)
         weights = np.concatenate(self.weights) if self.weights else np.zeros(0)
-        return Outcome(self.scheduled, self.first, self.last, self.cached, order, weights, self.steps, self.preemptions)
+        return Outcome(
+            self.scheduled,
+            self.first,
+            self.last,
+            self.cached,
+            order,
+            weights,
+            self.steps,
+            self.preemptions,
+        )
 
     def _arrive(self) -> None:
         while self.next < len(self.arrivals) and self.arrivals[self.next].at <= self.clock:
@@ -81,7 +99,7 @@ class _Engine:
             self.waiting.append(Running(self.next, arrival.prompt, arrival.output))
             self.next += 1
 
-    # --- a step ---------------------------------------------------------------------------------------------------
+    # --- a step -----------------------------------------------------------------------------------
 
     def _step(self) -> None:
         roomy = self.pool.tidy()
@@ -110,7 +128,12 @@ class _Engine:
 
     def _admit(self, work: list[tuple[Running, int]], budget: int, roomy: bool) -> None:
         """Take waiting requests, in order, while there is room."""
-        while self.waiting and budget > 0 and len(self.running) < self.settings.slots and not self.blocked:
+        while (
+            self.waiting
+            and budget > 0
+            and len(self.running) < self.settings.slots
+            and not self.blocked
+        ):
             if not roomy and work:
                 return
             sequence = self.waiting[0]
@@ -124,7 +147,8 @@ class _Engine:
             budget -= tokens
 
     def _whole(self, work: list[tuple[Running, int]]) -> bool:
-        """Without chunks: a step of whole prompts alone, if any can be taken. Whoever decodes waits."""
+        """Without chunks: a step of whole prompts alone, if any can be taken. Whoever decodes
+        waits."""
         room = self.settings.budget
         while self.waiting and len(self.running) < self.settings.slots and not self.blocked:
             sequence = self.waiting[0]
@@ -151,18 +175,20 @@ class _Engine:
             self.cached[sequence.index] = sequence.computed
 
     def _match(self, sequence: Running) -> tuple[int, list[int]]:
-        """Tokens of its prompt that the prefix cache holds, and their blocks. At least one is left to compute."""
+        """Tokens of its prompt that the prefix cache holds, and their blocks. At least one is left
+        to compute."""
         if not self.settings.prefix_cache:
             return 0, []
         arrival, size = self.arrivals[sequence.index], self.settings.block_size
         names = self.pool.match(arrival.hashes or (), (sequence.todo - 1) // size)
-        # Where token ids do not tell (they were not recorded, or what was shared came before the trace or out of an
-        # answer), the hit that was recorded is taken again.
+        # Where token ids do not tell (they were not recorded, or what was shared came before the
+        # trace or out of an answer), the hit that was recorded is taken again.
         told = 0 if sequence.produced else min(arrival.cached, arrival.prompt - 1)
         return max(len(names) * size, told), names
 
     def _room(self, sequence: Running, tokens: int) -> bool:
-        """Blocks for a sequence that decodes; the newest ones give theirs up. False when it had to go itself."""
+        """Blocks for a sequence that decodes; the newest ones give theirs up. False when it had to
+        go itself."""
         while not self.pool.grow(sequence, tokens):
             victim = self.running[-1]
             self._preempt()
@@ -181,7 +207,8 @@ class _Engine:
         self.blocked = True
 
     def _unblock(self) -> None:
-        """Nothing could run, because prompts under way hold all blocks or because new requests were held back."""
+        """Nothing could run, because prompts under way hold all blocks or because new requests were
+        held back."""
         if self.running:
             self._preempt()
         self.blocked = False
@@ -248,10 +275,11 @@ class _Engine:
         tokens = found + min(sequence.todo - found, room)
         return not roomy or room < 1 or not self.pool.fits(tokens, names)
 
-    # --- a stretch of steps ---------------------------------------------------------------------------------------
+    # --- a stretch of steps -----------------------------------------------------------------------
 
     def _stretch(self) -> bool:
-        """Many steps at once, while all that run only decode and nobody can join. Returns False when that is not so."""
+        """Many steps at once, while all that run only decode and nobody can join. Returns False
+        when that is not so."""
         running, settings = self.running, self.settings
         count = len(running)
         if not count or count > settings.budget or any(sequence.todo for sequence in running):
@@ -267,7 +295,11 @@ class _Engine:
         held = context + count * np.arange(1.0, steps + 1.0)
         model, size = self.step_model, float(count)
         instants = np.broadcast_to(model.token_instant_ms(size, size, held, held), held.shape)
-        factors = np.exp(self.noise * self.generator.standard_normal(steps)) if self.noise else np.ones(steps)
+        factors = (
+            np.exp(self.noise * self.generator.standard_normal(steps))
+            if self.noise
+            else np.ones(steps)
+        )
         known = instants * factors
         cycles = known + (model.after_ms + model.gap_ms) * factors
         ends = np.cumsum(cycles)
@@ -292,12 +324,19 @@ class _Engine:
 
 
 def simulate(
-    arrivals: Sequence[Arrival], settings: Settings, step: StepModel, *, noise: float = 0.0, seed: int = 0
+    arrivals: Sequence[Arrival],
+    settings: Settings,
+    step: StepModel,
+    *,
+    noise: float = 0.0,
+    seed: int = 0,
 ) -> Outcome:
-    """Replay `arrivals` (ordered by `at`) through an engine set up as `settings` whose steps take what `step` says,
-    each stretched by a factor of spread `noise` (of its logarithm). The same arguments give the same outcome.
+    """Replay `arrivals` (ordered by `at`) through an engine set up as `settings` whose steps take
+    what `step` says, each stretched by a factor of spread `noise` (of its logarithm). The same
+    arguments give the same outcome.
 
-    Raises AnalysisError for a request that does not fit the pool at all, and for settings that let nothing run.
+    Raises AnalysisError for a request that does not fit the pool at all, and for settings that let
+    nothing run.
     """
     if settings.slots < 1 or settings.budget < 1 or settings.blocks < 1 or settings.block_size < 1:
         raise AnalysisError("slots, tokens a step and KV blocks must be at least 1")
@@ -305,7 +344,8 @@ def simulate(
         # The last token is given out, not kept.
         if -(-(arrival.prompt + arrival.output - 1) // settings.block_size) > settings.blocks:
             raise AnalysisError(
-                f"request {arrival.id} of {arrival.prompt:,} + {arrival.output:,} tokens can never be held by "
+                f"request {arrival.id} of {arrival.prompt:,} + {arrival.output:,} tokens can never "
+                "be held by "
                 f"{settings.blocks:,} blocks of {settings.block_size}"
             )
     return _Engine(arrivals, settings, step, noise, seed).run()

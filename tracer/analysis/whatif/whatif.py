@@ -1,8 +1,9 @@
 """What would change if: the recorded arrivals again, through an engine set up differently.
 
-The trace gives arrivals, lengths and prefixes, the fit gives the time of a step, `simulate` replays. A prediction is
-the measured figure times the ratio of two replays, one as recorded and one changed, so that what the model gets wrong
-in both cancels. Ranges come from replays with resampled fits and with the noise that steps had.
+The trace gives arrivals, lengths and prefixes, the fit gives the time of a step, `simulate`
+replays. A prediction is the measured figure times the ratio of two replays, one as recorded and one
+changed, so that what the model gets wrong in both cancels. Ranges come from replays with resampled
+fits and with the noise that steps had.
 """
 
 from __future__ import annotations
@@ -29,21 +30,38 @@ Floats = NDArray[np.float64]
 REPLICATES: Final = 24
 """Pairs of replays that the ranges are taken over."""
 _REPLAYED: Final = 16_000
-"""Requests that are replayed for the ranges in all: a long trace has narrower ranges and needs fewer replicates."""
+"""Requests that are replayed for the ranges in all: a long trace has narrower ranges and needs
+fewer replicates."""
 _FEWEST_REPLICATES: Final = 4
 _MFU_SPREAD, _MBU_SPREAD = 0.25, 0.10
 """Spread of the shares of its peaks that another device may reach (of their logarithm)."""
 _LARGEST: Final = 10_000_000
 
 _NAMES: Final = {
-    "prefix-cache": "prefix_cache", "prefix-caching": "prefix_cache", "enable-prefix-caching": "prefix_cache",
-    "chunked": "chunked", "chunk": "chunked", "max-batch-tokens": "tokens", "max-num-batched-tokens": "tokens",
-    "tokens": "tokens", "max-num-seqs": "slots", "max-batch": "slots", "batch": "slots", "slots": "slots",
-    "kv-blocks": "blocks", "num-blocks": "blocks", "blocks": "blocks", "rate": "rate", "output": "output",
+    "prefix-cache": "prefix_cache",
+    "prefix-caching": "prefix_cache",
+    "enable-prefix-caching": "prefix_cache",
+    "chunked": "chunked",
+    "chunk": "chunked",
+    "max-batch-tokens": "tokens",
+    "max-num-batched-tokens": "tokens",
+    "tokens": "tokens",
+    "max-num-seqs": "slots",
+    "max-batch": "slots",
+    "batch": "slots",
+    "slots": "slots",
+    "kv-blocks": "blocks",
+    "num-blocks": "blocks",
+    "blocks": "blocks",
+    "rate": "rate",
+    "output": "output",
     "device": "device",
-}  # fmt: skip
-_SYNTAX: Final = ("prefix-cache=on|off  chunked=512|off  max-num-seqs=64  batch×2  kv-blocks=N  rate×2  output×0.5  "
-                  "device=h100-sxm")  # fmt: skip
+}
+_SYNTAX: Final = (
+    "prefix-cache=on|off  chunked=512|off  max-num-seqs=64  batch×2  kv-blocks=N  rate×2  "
+    "output×0.5  "
+    "device=h100-sxm"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +76,9 @@ Change = bool | int | str | Factor
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """One figure. `measured` in the trace; `before` and `after` in the replays; `predicted` from them, with the range
-    `low` … `high` that holds 90 % of the replicates. None where the trace does not hold the figure."""
+    """One figure. `measured` in the trace; `before` and `after` in the replays; `predicted` from
+    them, with the range `low` … `high` that holds 90 % of the replicates. None where the trace does
+    not hold the figure."""
 
     name: str
     unit: str
@@ -78,8 +97,8 @@ class MetricChange:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """See the module. `replay_error`: median over the figures of |replay as recorded − measured| / measured, which
-    tells how far to trust the rest. `notes` say what the replay cannot know."""
+    """See the module. `replay_error`: median over the figures of |replay as recorded − measured| /
+    measured, which tells how far to trust the rest. `notes` say what the replay cannot know."""
 
     changes: dict[str, Change]
     metrics: tuple[MetricChange, ...]
@@ -100,24 +119,28 @@ class Prediction:
         names = ("ttft_p50", "ttft_p95", "itl_mean", "throughput")
         first = [metric for metric in map(self.metric, names) if np.isfinite(metric.predicted)]
         said = ", ".join(
-            f"{_LABELS[metric.name]} {_figure(metric.measured or metric.before)} → {_figure(metric.predicted)} "
+            f"{_LABELS[metric.name]} {_figure(metric.measured or metric.before)} → "
+            f"{_figure(metric.predicted)} "
             f"{metric.unit} ({metric.change:+.0%})"
             for metric in first
         )
         return f"with {describe(self.changes)}: {said}."
 
 
-# --- what is changed ------------------------------------------------------------------------------------------------
+# --- what is changed ------------------------------------------------------------------------------
 
 
 def parse_changes(text: str) -> dict[str, Change]:
-    """``prefix-cache=on chunked=512 batch×2`` as a dict for `what_if`. Raises AnalysisError for anything else."""
+    """``prefix-cache=on chunked=512 batch×2`` as a dict for `what_if`. Raises AnalysisError for
+    anything else."""
     changes: dict[str, Change] = {}
     for word in re.split(r"[\s,;]+", text.strip()):
         match = re.fullmatch(r"-{0,2}([A-Za-z_-]+)\s*(=|×|\*|x)\s*([^\s=×*]+)", word)
         name = _NAMES.get(match[1].lower().replace("_", "-")) if match else None
         if match is None or name is None:
-            raise AnalysisError(f"cannot read {word[:40]!r} as a change; write for example: {_SYNTAX}")
+            raise AnalysisError(
+                f"cannot read {word[:40]!r} as a change; write for example: {_SYNTAX}"
+            )
         changes[name] = _value(name, match[2] != "=", match[3])
     return changes
 
@@ -132,12 +155,25 @@ def _value(name: str, scales: bool, text: str) -> Change:
         except ValueError:
             factor = -1.0
         if not 0.001 <= factor <= 1000 or name in ("prefix_cache", "chunked"):
-            raise AnalysisError(f"{name}×{text[:20]}: a factor is a number between 0.001 and 1000, of a quantity")
+            raise AnalysisError(
+                f"{name}×{text[:20]}: a factor is a number between 0.001 and 1000, of a quantity"
+            )
         return Factor(factor)
-    if name in ("prefix_cache", "chunked") and low in ("on", "off", "true", "false", "yes", "no", "1", "0"):
+    if name in ("prefix_cache", "chunked") and low in (
+        "on",
+        "off",
+        "true",
+        "false",
+        "yes",
+        "no",
+        "1",
+        "0",
+    ):
         return low in ("on", "true", "yes", "1")
     if name in ("prefix_cache", "rate", "output"):
-        raise AnalysisError(f"{name}={text[:20]}: write " + ("on or off" if name == "prefix_cache" else f"{name}×2"))
+        raise AnalysisError(
+            f"{name}={text[:20]}: write " + ("on or off" if name == "prefix_cache" else f"{name}×2")
+        )
     if not re.fullmatch(r"[0-9]{1,8}", low) or not 1 <= int(low) <= _LARGEST:
         raise AnalysisError(f"{name}={text[:20]}: not a whole number between 1 and {_LARGEST:,}")
     return int(low)
@@ -168,7 +204,11 @@ def _changed_settings(settings: Settings, changes: Mapping[str, Change]) -> Sett
             case "chunked" if isinstance(value, bool):
                 new = replace(new, chunked=value)
             case "chunked" | "tokens":
-                new = replace(new, chunked=True if name == "chunked" else new.chunked, budget=scaled(new.budget, value))
+                new = replace(
+                    new,
+                    chunked=True if name == "chunked" else new.chunked,
+                    budget=scaled(new.budget, value),
+                )
             case "slots":
                 new = replace(new, slots=scaled(new.slots, value))
             case "blocks":
@@ -180,16 +220,20 @@ def _changed_settings(settings: Settings, changes: Mapping[str, Change]) -> Sett
     return new
 
 
-def _changed_arrivals(arrivals: tuple[Arrival, ...], changes: Mapping[str, Change]) -> tuple[Arrival, ...]:
+def _changed_arrivals(
+    arrivals: tuple[Arrival, ...], changes: Mapping[str, Change]
+) -> tuple[Arrival, ...]:
     rate, output = changes.get("rate"), changes.get("output")
     if isinstance(rate, Factor):
         arrivals = tuple([replace(each, at=each.at / rate.value) for each in arrivals])
     if isinstance(output, Factor):
-        arrivals = tuple([replace(each, output=max(1, round(each.output * output.value))) for each in arrivals])
+        arrivals = tuple(
+            [replace(each, output=max(1, round(each.output * output.value))) for each in arrivals]
+        )
     return arrivals
 
 
-# --- the prediction -------------------------------------------------------------------------------------------------
+# --- the prediction -------------------------------------------------------------------------------
 
 
 def what_if(
@@ -202,8 +246,8 @@ def what_if(
 ) -> Prediction:
     """Predict how the figures of `trace` change under `changes` (see `parse_changes`).
 
-    `fitted` is the fit of the trace when there is one already. Raises AnalysisError for traces that hold too little and
-    for changes that cannot be replayed.
+    `fitted` is the fit of the trace when there is one already. Raises AnalysisError for traces that
+    hold too little and for changes that cannot be replayed.
     """
     observed = trace if isinstance(trace, Observed) else observe(trace)
     wanted = parse_changes(changes) if isinstance(changes, str) else dict(changes)
@@ -233,7 +277,10 @@ def what_if(
         for name, values in ratios.items():
             values.append(other[name] / one[name] if one[name] else 1.0)
     metrics = tuple(
-        [_metric(name, measured.get(name), figures[0][name], figures[1][name], ratios[name]) for name in figures[0]]
+        [
+            _metric(name, measured.get(name), figures[0][name], figures[1][name], ratios[name])
+            for name in figures[0]
+        ]
     )
     known = [abs(m.before - m.measured) / m.measured for m in metrics if m.measured]
     return Prediction(wanted, metrics, float(np.median(known)) if known else None, before, after,
@@ -243,7 +290,8 @@ def what_if(
 def _moved(
     found: Fit, step: StepModel, target: Device | None, generator: np.random.Generator | None = None
 ) -> StepModel:
-    """The step on another device, which is told by theory; the host's part stays what was measured."""
+    """The step on another device, which is told by theory; the host's part stays what was
+    measured."""
     if target is None:
         return step
     mfu, mbu = target.mfu, target.mbu
@@ -251,29 +299,45 @@ def _moved(
         mfu = min(0.95, mfu * float(np.exp(_MFU_SPREAD * generator.standard_normal())))
         mbu = min(0.95, mbu * float(np.exp(_MBU_SPREAD * generator.standard_normal())))
     new = step_model(found.model, target, Efficiency(mfu=mfu, mbu=mbu))
-    return replace(new, host_ms=step.host_ms, host_sequence_ms=step.host_sequence_ms, after_ms=step.after_ms,
-                   gap_ms=step.gap_ms)  # fmt: skip
+    return replace(
+        new,
+        host_ms=step.host_ms,
+        host_sequence_ms=step.host_sequence_ms,
+        after_ms=step.after_ms,
+        gap_ms=step.gap_ms,
+    )
 
 
-def _metric(name: str, measured: float | None, before: float, after: float, ratios: list[float]) -> MetricChange:
+def _metric(
+    name: str, measured: float | None, before: float, after: float, ratios: list[float]
+) -> MetricChange:
     base = before if measured is None else measured
     if before < _NOTHING_MS and _UNITS[name] == "ms":
         predicted, spread = after, (after, after)  # nobody waited: there is nothing to scale
     else:
         predicted = base * after / before if before else after
-        low, high = np.quantile(ratios, (0.05, 0.95)) if ratios else (after / before, after / before)
+        low, high = (
+            np.quantile(ratios, (0.05, 0.95)) if ratios else (after / before, after / before)
+        )
         spread = (min(predicted, base * float(low)), max(predicted, base * float(high)))
     return MetricChange(name, _UNITS[name], measured, before, after, predicted, *spread)
 
 
-# --- figures --------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 _NOTHING_MS: Final = 0.01
 _LABELS: Final = {
-    "ttft_p50": "TTFT p50", "ttft_p95": "TTFT p95", "queue_p50": "queue p50", "queue_p95": "queue p95",
-    "itl_p50": "ITL p50", "itl_p95": "ITL p95", "itl_mean": "ITL mean", "e2e_p50": "E2E p50", "e2e_p95": "E2E p95",
+    "ttft_p50": "TTFT p50",
+    "ttft_p95": "TTFT p95",
+    "queue_p50": "queue p50",
+    "queue_p95": "queue p95",
+    "itl_p50": "ITL p50",
+    "itl_p95": "ITL p95",
+    "itl_mean": "ITL mean",
+    "e2e_p50": "E2E p50",
+    "e2e_p95": "E2E p95",
     "throughput": "throughput",
-}  # fmt: skip
+}
 _UNITS: Final = {name: "tok/s" if name == "throughput" else "ms" for name in _LABELS}
 
 
@@ -290,8 +354,14 @@ def _figures(arrivals: tuple[Arrival, ...], outcome: Outcome) -> dict[str, float
     ttft = outcome.first - at + front + np.array([each.stream for each in arrivals])
     e2e = outcome.last - at + front + np.array([each.close for each in arrivals])
     tokens = sum(each.output for each in arrivals)
-    return _percentiles(ttft[counted], (outcome.scheduled - at)[counted], (outcome.gaps, outcome.weights), e2e[counted],
-                        tokens, float(np.nanmax(outcome.last)))  # fmt: skip
+    return _percentiles(
+        ttft[counted],
+        (outcome.scheduled - at)[counted],
+        (outcome.gaps, outcome.weights),
+        e2e[counted],
+        tokens,
+        float(np.nanmax(outcome.last)),
+    )
 
 
 def measured_figures(observed: Observed) -> dict[str, float]:
@@ -310,11 +380,17 @@ def _percentiles(
     quantile = _weighted(*gaps)
     weight = float(gaps[1].sum())
     return {
-        "ttft_p50": at(ttft, 0.5), "ttft_p95": at(ttft, 0.95), "queue_p50": at(queue, 0.5),
-        "queue_p95": at(queue, 0.95), "itl_p50": quantile(0.5), "itl_p95": quantile(0.95),
+        "ttft_p50": at(ttft, 0.5),
+        "ttft_p95": at(ttft, 0.95),
+        "queue_p50": at(queue, 0.5),
+        "queue_p95": at(queue, 0.95),
+        "itl_p50": quantile(0.5),
+        "itl_p95": quantile(0.95),
         "itl_mean": float((gaps[0] * gaps[1]).sum()) / weight if weight else float("nan"),
-        "e2e_p50": at(e2e, 0.5), "e2e_p95": at(e2e, 0.95), "throughput": 1e3 * tokens / span if span else float("nan"),
-    }  # fmt: skip
+        "e2e_p50": at(e2e, 0.5),
+        "e2e_p95": at(e2e, 0.95),
+        "throughput": 1e3 * tokens / span if span else float("nan"),
+    }
 
 
 def _weighted(values: Floats, weights: Floats) -> Callable[[float], float]:
@@ -323,7 +399,9 @@ def _weighted(values: Floats, weights: Floats) -> Callable[[float], float]:
         return lambda share: float("nan")
     order = np.argsort(values)
     ranked, up_to = values[order], np.cumsum(weights[order])
-    return lambda share: float(ranked[min(len(ranked) - 1, int(np.searchsorted(up_to, share * up_to[-1])))])
+    return lambda share: float(
+        ranked[min(len(ranked) - 1, int(np.searchsorted(up_to, share * up_to[-1])))]
+    )
 
 
 def _figure(value: float) -> str:
@@ -333,17 +411,29 @@ def _figure(value: float) -> str:
 
 
 def _notes(observed: Observed, changes: Mapping[str, Change], after: Outcome) -> tuple[str, ...]:
-    notes = ["arrivals are replayed at their instants: clients that wait for an answer before they ask again would not"]
+    notes = [
+        "arrivals are replayed at their instants: clients that wait for an answer before they ask "
+        "again would not"
+    ]
     unknown = sum(arrival.hashes is None for arrival in observed.arrivals)
     if unknown and changes.get("prefix_cache") is True and not observed.settings.prefix_cache:
-        notes.append(f"token ids of {unknown:,} prompts are not in the trace: which ones share a prefix is not known, "
-                     "so turning the cache on shows no hits for them; record with --with-text")  # fmt: skip
+        notes.append(
+            f"token ids of {unknown:,} prompts are not in the trace: which ones share a prefix is "
+            "not known, "
+            "so turning the cache on shows no hits for them; record with --with-text"
+        )
     if observed.left_out:
-        notes.append(f"{observed.left_out:,} requests that were not over have no figures; those that ran are replayed "
-                     "up to where they were")  # fmt: skip
+        notes.append(
+            f"{observed.left_out:,} requests that were not over have no figures; those that ran "
+            "are replayed "
+            "up to where they were"
+        )
     if "device" in changes:
-        notes.append("the other device is told by its peaks and usual shares of them, not by a measurement; the KV "
-                     "pool stays as large as it was unless kv-blocks says otherwise")  # fmt: skip
+        notes.append(
+            "the other device is told by its peaks and usual shares of them, not by a measurement; "
+            "the KV "
+            "pool stays as large as it was unless kv-blocks says otherwise"
+        )
     if after.preemptions:
         notes.append(f"{after.preemptions:,} preemptions in the replay")
     return tuple(notes)

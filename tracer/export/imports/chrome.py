@@ -1,8 +1,9 @@
 """A Chrome trace that `tracer export --to chrome` wrote, turned into events again.
 
-Requests, steps, latencies, stages and counts come back as they were. What the format does not hold does not: KV block
-ids, token ids, signs of life, which events were lost. A front end and an engine that were two processes are one after
-it. Everything in the file is checked: it may have been made up.
+Requests, steps, latencies, stages and counts come back as they were. What the format does not hold
+does not: KV block ids, token ids, signs of life, which events were lost. A front end and an engine
+that were two processes are one after it. Everything in the file is checked: it may have been made
+up.
 """
 
 from __future__ import annotations
@@ -16,14 +17,22 @@ from engine_hooks.protocol import events
 from engine_hooks.protocol.clock import NS_PER_S, ClockAnchor
 from engine_hooks.protocol.events import Event, Header, pack_u32
 from engine_hooks.protocol.stages import Stage
-from tracer.export.chrome_records import OFFSETS, VERSION, FileRecord, RequestRecord, SourceRecord, StepRecord
+from tracer.export.chrome_records import (
+    OFFSETS,
+    VERSION,
+    FileRecord,
+    RequestRecord,
+    SourceRecord,
+    StepRecord,
+)
 from tracer.export.imports.spans import MAX_BYTES, Imported, SpanError
 from tracer.state.engine.step_history import token_instant
 
 _LATEST: Final = 1 << 61
 """No instant of a file lies beyond it (73 years)."""
 _BEYOND: Final = 86_400 * NS_PER_S
-"""Nor further than a day behind what the file says its end is, which is the newest event, not all that it foresees."""
+"""Nor further than a day behind what the file says its end is, which is the newest event, not all
+that it foresees."""
 _LARGEST: Final = 0x7FFF_FFFF
 _LENGTH: Final = 4_096
 """Characters of a name, a reason or another word."""
@@ -51,7 +60,9 @@ class _Document(msgspec.Struct):
 
 def is_chrome(data: bytes) -> bool:
     """Whether the bytes look like a Chrome trace rather than OTLP."""
-    return b'"traceEvents"' in data[:4_096] or (b'"traceEvents"' in data and b'"resourceSpans"' not in data[:4_096])
+    return b'"traceEvents"' in data[:4_096] or (
+        b'"traceEvents"' in data and b'"resourceSpans"' not in data[:4_096]
+    )
 
 
 def read(data: bytes) -> Imported:
@@ -62,9 +73,15 @@ def read(data: bytes) -> Imported:
         document = msgspec.json.decode(data, type=_Document)
         record = document.otherData.tracer
         if record is None:
-            raise SpanError("this Chrome trace was not written by tracer export: nothing in it says what a request is")
+            raise SpanError(
+                "this Chrome trace was not written by tracer export: nothing in it says what a "
+                "request is"
+            )
         if record.version > VERSION:
-            raise SpanError(f"written by a newer tracer (version {record.version}, this one reads {VERSION}): upgrade")
+            raise SpanError(
+                f"written by a newer tracer (version {record.version}, this one reads {VERSION}): "
+                "upgrade"
+            )
         requests: list[RequestRecord] = []
         steps: list[StepRecord] = []
         for item in document.traceEvents:
@@ -82,7 +99,9 @@ def read(data: bytes) -> Imported:
     requests = [item for item in requests if _last(item) <= latest]
     steps = [item for item in steps if item.begin <= latest]
     sources = {source.source: source for source in record.sources}
-    for name in dict.fromkeys([*(item.source for item in requests), *(item.source for item in steps)]):
+    for name in dict.fromkeys(
+        [*(item.source for item in requests), *(item.source for item in steps)]
+    ):
         sources.setdefault(name, SourceRecord(name))
     told: list[tuple[str, Event]] = []
     for source in sources.values():
@@ -99,11 +118,12 @@ def read(data: bytes) -> Imported:
 
 
 def _when(event: Event) -> tuple[int, bool]:
-    """Order in which events are told: a step when its tokens were known, before what followed from them."""
+    """Order in which events are told: a step when its tokens were known, before what followed from
+    them."""
     return (token_instant(event), False) if isinstance(event, events.Step) else (event.t, True)
 
 
-# --- processes -------------------------------------------------------------------------------------------------------
+# --- processes ------------------------------------------------------------------------------------
 
 
 def _header(source: SourceRecord, began: int, wall: int) -> Header:
@@ -114,8 +134,13 @@ def _header(source: SourceRecord, began: int, wall: int) -> Header:
 
 
 def _about(source: SourceRecord, began: int, now: int) -> Iterator[Event]:
-    facts = {name: value for name, value in source.engine.items()
-             if name != "t" and _ENGINE.get(name) is type(value) and (isinstance(value, str) or abs(value) < 1 << 62)}
+    facts = {
+        name: value
+        for name, value in source.engine.items()
+        if name != "t"
+        and _ENGINE.get(name) is type(value)
+        and (isinstance(value, str) or abs(value) < 1 << 62)
+    }
     facts.setdefault("name", "")
     if source.engine:
         yield events.Engine(began, **facts)  # type: ignore[arg-type]
@@ -126,7 +151,7 @@ def _about(source: SourceRecord, began: int, now: int) -> Iterator[Event]:
         yield events.SourceGone(began + now, source.gone[:_LENGTH])
 
 
-# --- requests --------------------------------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------
 
 
 def _last(record: RequestRecord) -> int:
@@ -141,23 +166,41 @@ def _request(record: RequestRecord, began: int) -> Iterator[Event]:
     rid = record.rid[:_LENGTH]
     if "received" in at:
         yield events.Received(
-            at["received"], key, rid, record.route, record.client_id, record.tenant, _count(record.streaming),
+            at["received"],
+            key,
+            rid,
+            record.route,
+            record.client_id,
+            record.tenant,
+            _count(record.streaming),
             record.offline,
-        )  # fmt: skip
+        )
     first = at.get("received", at.get("queued", min(at.values(), default=began)))
     yield events.Params(
-        first, key, _count(record.streaming), record.tenant, record.model, _count(record.max_tokens),
-        _count(record.messages), int(record.logprobs),
-    )  # fmt: skip
+        first,
+        key,
+        _count(record.streaming),
+        record.tenant,
+        record.model,
+        _count(record.max_tokens),
+        _count(record.messages),
+        int(record.logprobs),
+    )
     yield events.Alias(first, key, rid)
     yield from _stage(at, key, Stage.RECEIVE, "", "receive_end", record.body_bytes)
-    yield from _stage(at, key, Stage.TEMPLATE, "template_begin", "template_end", record.prompt_chars)
-    yield from _stage(at, key, Stage.TOKENISE, "tokenise_begin", "tokenise_end", record.prompt_tokens)
+    yield from _stage(
+        at, key, Stage.TEMPLATE, "template_begin", "template_end", record.prompt_chars
+    )
+    yield from _stage(
+        at, key, Stage.TOKENISE, "tokenise_begin", "tokenise_end", record.prompt_tokens
+    )
     yield from _stage(at, key, Stage.ADMISSION, "admission_begin", "", -1)
     if record.prompt_text:
         yield events.Prompt(first, key, record.prompt_text, _count(record.prompt_chars), b"", -1)
     if "queued" in at:
-        yield events.Queued(at["queued"], key, rid, _count(record.prompt_tokens), _count(record.max_tokens))
+        yield events.Queued(
+            at["queued"], key, rid, _count(record.prompt_tokens), _count(record.max_tokens)
+        )
     if "lookup" in at:
         taken = at.get("scheduled", at["lookup"])
         yield events.Scheduled(
@@ -175,9 +218,14 @@ def _request(record: RequestRecord, began: int) -> Iterator[Event]:
         yield events.Output(at.get("finished", last), key, 0, record.output_text)
     if "finished" in at:
         yield events.Finished(
-            at["finished"], key, record.finish_reason[:_LENGTH], _count(record.output_tokens), record.error[:_LENGTH],
-            _count(record.prompt_tokens), _count(record.cached_tokens),
-        )  # fmt: skip
+            at["finished"],
+            key,
+            record.finish_reason[:_LENGTH],
+            _count(record.output_tokens),
+            record.error[:_LENGTH],
+            _count(record.prompt_tokens),
+            _count(record.cached_tokens),
+        )
     if max(record.sent_chunks, record.sent_bytes, record.sent_tokens) >= 0:
         yield events.Sent(
             at.get("finished", last), key, _count(record.sent_chunks), _count(record.sent_bytes),
@@ -189,29 +237,39 @@ def _request(record: RequestRecord, began: int) -> Iterator[Event]:
         yield events.Closed(at["closed"], key, _count(record.status_code), -1, record.disconnected)
 
 
-def _stage(at: dict[str, int], key: int, stage: Stage, begin: str, end: str, units: int) -> Iterator[Event]:
+def _stage(
+    at: dict[str, int], key: int, stage: Stage, begin: str, end: str, units: int
+) -> Iterator[Event]:
     if begin in at:
         yield events.Begin(at[begin], key, stage)
     if end in at:
         yield events.End(at[end], key, stage, _count(units))
 
 
-# --- steps -----------------------------------------------------------------------------------------------------------
+# --- steps ----------------------------------------------------------------------------------------
 
 
-def _steps(steps: list[StepRecord], requests: list[RequestRecord], began: int) -> Iterator[tuple[str, Event]]:
+def _steps(
+    steps: list[StepRecord], requests: list[RequestRecord], began: int
+) -> Iterator[tuple[str, Event]]:
     """The last step of a source tells how many blocks each of its requests held last."""
     last = {step.source: step for step in steps}
     for step in steps:
         made = _step(step, began)
         if last[step.source] is step:
-            held = [(item.key, item.blocks) for item in requests if item.source == step.source and item.blocks >= 0]
+            held = [
+                (item.key, item.blocks)
+                for item in requests
+                if item.source == step.source and item.blocks >= 0
+            ]
             made.blocks = pack_u32([number for pair in held for number in pair])
         yield step.source, made
 
 
 def _step(record: StepRecord, began: int) -> events.Step:
-    offsets = [_instant(0, offset) if offset >= 0 else -1 for offset in record.offsets[: len(OFFSETS)]]
+    offsets = [
+        _instant(0, offset) if offset >= 0 else -1 for offset in record.offsets[: len(OFFSETS)]
+    ]
     if len(offsets) <= OFFSETS.index("scheduled"):
         raise ValueError(f"step {record.n} has no instants")
     made = events.Step(_instant(began, record.begin), _in(record.n, "step", -1, 1 << 40))
@@ -221,7 +279,9 @@ def _step(record: StepRecord, began: int) -> events.Step:
     made.joined = pack_u32(record.joined)
     made.left = pack_u32(record.left)
     made.odd = pack_u32([value for triple in record.odd for value in triple])
-    for name, value in zip(("used", "cached", "free", "waiting", "running", "preempted"), record.gauges, strict=False):
+    for name, value in zip(
+        ("used", "cached", "free", "waiting", "running", "preempted"), record.gauges, strict=False
+    ):
         setattr(made, name, _count(value))
     made.timing = record.timing if record.timing in (0, 1, 2, 3) else 0
     made.wait = min(max(-1, record.wait), _LATEST)

@@ -1,10 +1,11 @@
 """OpenTelemetry spans of a serving engine, turned into events: for engines that trace themselves.
 
-`read` takes what a collector's file exporter writes: OTLP as JSON, one document or one a line. Known are the request
-spans of SGLang (``--enable-trace``) and of vLLM (``--otlp-traces-endpoint``). Spans are stamped with wall time, which
-here takes the place of the monotonic clock: all spans of one file must come from one host, or from hosts whose clocks
-agree. What no span tells (stages 2, 5, 6, 8, 9, KV blocks) stays untold; where tokens of a pass have to be divided, the
-pass is marked *estimated*. Read from the engines' sources; not run against a live SGLang server.
+`read` takes what a collector's file exporter writes: OTLP as JSON, one document or one a line.
+Known are the request spans of SGLang (``--enable-trace``) and of vLLM (``--otlp-traces-endpoint``).
+Spans are stamped with wall time, which here takes the place of the monotonic clock: all spans of
+one file must come from one host, or from hosts whose clocks agree. What no span tells (stages 2, 5,
+6, 8, 9, KV blocks) stays untold; where tokens of a pass have to be divided, the pass is marked
+*estimated*. Read from the engines' sources; not run against a live SGLang server.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from engine_hooks.protocol.stages import Stage
 MAX_BYTES: Final = 1 << 29
 """A file beyond half a gigabyte is refused: it is read as a whole."""
 TOGETHER_NS: Final = NS_PER_MS
-"""Passes that end within a millisecond of each other are one step of the engine: it stamps the members of a batch one
-after the other, and no step is that short."""
+"""Passes that end within a millisecond of each other are one step of the engine: it stamps the
+members of a batch one after the other, and no step is that short."""
 
 APART_NS: Final = 365 * 86_400 * NS_PER_S
-"""A span further than a year from most of the file has a stamp that cannot be: no file spans so much."""
+"""A span further than a year from most of the file has a stamp that cannot be: no file spans so
+much."""
 LONGEST_NS: Final = 86_400 * NS_PER_S
 """Nor does a request, or a part of one, last longer than a day."""
 
@@ -87,8 +89,8 @@ class _Export(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """`headers` name the sources; `events` are (source, event) in order of time; `requests` were found, `ignored` spans
-    were of no kind that we know."""
+    """`headers` name the sources; `events` are (source, event) in order of time; `requests` were
+    found, `ignored` spans were of no kind that we know."""
 
     headers: list[Header]
     events: list[tuple[str, events.Event]]
@@ -136,12 +138,15 @@ def read(data: bytes) -> Imported:
         elif span.name in _KNOWN:
             traces.setdefault(span.traceId, _Trace()).parts.append(span)
         else:
-            ignored += "thread_label" not in attributes  # SGLang's own frame around the spans of one thread
+            # SGLang's own frame around the spans of one thread
+            ignored += "thread_label" not in attributes
     whole = [trace for trace in traces.values() if trace.root is not None]
     ignored += sum(len(trace.parts) for trace in traces.values() if trace.root is None)
     if not whole and not requests:
         raise SpanError("no request spans of SGLang or vLLM in it")
-    began = min(map(_begin, [*(trace.root for trace in whole if trace.root is not None), *requests]))
+    began = min(
+        map(_begin, [*(trace.root for trace in whole if trace.root is not None), *requests])
+    )
     headers: list[Header] = []
     told: list[tuple[str, events.Event]] = []
     if whole:
@@ -165,7 +170,7 @@ def _believed(spans: list[_Span]) -> list[_Span]:
     ]  # fmt: skip
 
 
-# --- the file --------------------------------------------------------------------------------------------------------
+# --- the file -------------------------------------------------------------------------------------
 
 
 def _spans(data: bytes) -> Iterator[_Span]:
@@ -198,13 +203,19 @@ def _attributes(span: _Span) -> dict[str, Any]:
             found[attribute.key] = _int(value.intValue)
         else:
             found[attribute.key] = next(
-                (v for v in (value.stringValue, value.doubleValue, value.boolValue) if v is not None), None
+                (
+                    v
+                    for v in (value.stringValue, value.doubleValue, value.boolValue)
+                    if v is not None
+                ),
+                None,
             )
     return found
 
 
 def _int(value: Any, default: int = -1) -> int:
-    """A whole number that a peer wrote, as number or as text; no larger than the fold takes for an instant."""
+    """A whole number that a peer wrote, as number or as text; no larger than the fold takes for an
+    instant."""
     try:
         return max(-1, min(int(value), _LARGEST))
     except (TypeError, ValueError, OverflowError):
@@ -218,7 +229,11 @@ def _count(value: Any) -> int:
 
 def _seconds(value: Any) -> int:
     """A latency in seconds as ns, -1 when it is none."""
-    return int(value * NS_PER_S) if isinstance(value, int | float) and 0 <= value <= LONGEST_NS / NS_PER_S else -1
+    return (
+        int(value * NS_PER_S)
+        if isinstance(value, int | float) and 0 <= value <= LONGEST_NS / NS_PER_S
+        else -1
+    )
 
 
 def _begin(span: _Span) -> int:
@@ -231,17 +246,27 @@ def _end(span: _Span) -> int:
 
 def _header(source: str, title: str, began: int) -> Header:
     """Spans are stamped with the wall clock: `began`, ns since the epoch, is that on both."""
-    return Header(events.SCHEMA_VERSION, source, 0, "engine", title, "", "", ClockAnchor(began, began))
+    return Header(
+        events.SCHEMA_VERSION, source, 0, "engine", title, "", "", ClockAnchor(began, began)
+    )
 
 
-# --- SGLang ----------------------------------------------------------------------------------------------------------
+# --- SGLang ---------------------------------------------------------------------------------------
 
 _KNOWN: Final = frozenset(
     {
-        "tokenize", "api_server_dispatch", "dpc_dispatch", "request_process", "prefill_waiting", "prefill_forward",
-        "chunked_prefill", "decode_waiting", "decode_forward", "decode_loop",
+        "tokenize",
+        "api_server_dispatch",
+        "dpc_dispatch",
+        "request_process",
+        "prefill_waiting",
+        "prefill_forward",
+        "chunked_prefill",
+        "decode_waiting",
+        "decode_forward",
+        "decode_loop",
     }
-)  # fmt: skip
+)
 """Names of SGLang's stages for a server that is not split into prefill and decode halves."""
 
 
@@ -274,7 +299,9 @@ def _sglang_request(key: int, trace: _Trace, passes: list[_Pass]) -> Iterator[ev
     for span in named.get("api_server_dispatch", ())[:1]:
         yield events.Begin(_begin(span), key, Stage.ADMISSION)
     for span in named.get("prefill_waiting", ()):
-        yield events.Queued(_begin(span), key, "", prompt, _count(attributes.get("gen_ai.request.max_tokens")))
+        yield events.Queued(
+            _begin(span), key, "", prompt, _count(attributes.get("gen_ai.request.max_tokens"))
+        )
         yield events.Scheduled(_end(span), key, _end(span), cached)
     moments = [moment for span in trace.parts for moment in span.events]
     retracted = sorted(_int(moment.timeUnixNano) for moment in moments if moment.name == "retract")
@@ -286,7 +313,9 @@ def _sglang_request(key: int, trace: _Trace, passes: list[_Pass]) -> Iterator[ev
     for index, span in enumerate(inner or forward[:1]):
         count = max(1, len(inner))
         share = run // count if index < count - 1 else run - run // count * (count - 1)
-        passes.append(_Pass(key, _begin(span), _end(span), max(share, 0), int(index == count - 1), count > 1))
+        passes.append(
+            _Pass(key, _begin(span), _end(span), max(share, 0), int(index == count - 1), count > 1)
+        )
     for number, at in enumerate(retracted, 1):
         yield events.Preempted(at, key, "recompute", -1, -1, number)
     for span in forward[1:]:  # what a retraction lost is computed again, and yields the next token
@@ -309,11 +338,16 @@ def _sglang_request(key: int, trace: _Trace, passes: list[_Pass]) -> Iterator[ev
 
 
 def _steps(passes: list[_Pass]) -> Iterator[events.Event]:
-    """Passes as steps of one engine, which runs one after the other: those that end together are one."""
+    """Passes as steps of one engine, which runs one after the other: those that end together are
+    one."""
     groups: list[list[_Pass]] = []
     for item in sorted(passes, key=lambda item: item.end):
         group = groups[-1] if groups else None
-        if group and item.end - group[-1].end <= TOGETHER_NS and all(other.key != item.key for other in group):
+        if (
+            group
+            and item.end - group[-1].end <= TOGETHER_NS
+            and all(other.key != item.key for other in group)
+        ):
             group.append(item)
         else:
             groups.append([item])
@@ -337,7 +371,7 @@ def _steps(passes: list[_Pass]) -> Iterator[events.Event]:
         members, reached = keys, max(reached + 1, token)
 
 
-# --- vLLM ------------------------------------------------------------------------------------------------------------
+# --- vLLM -----------------------------------------------------------------------------------------
 
 
 def _lanes(spans: list[_Span]) -> list[list[_Span]]:
@@ -355,20 +389,32 @@ def _lanes(spans: list[_Span]) -> list[list[_Span]]:
 
 def _vllm(spans: list[_Span]) -> Iterator[events.Event]:
     start = _begin(spans[0])
-    yield events.Engine(start, "vllm", warning="imported from its own spans: one a request, with latencies")
-    yield from _coverage(start, dict.fromkeys((1, 4, 7, 10, 11), "span llm_request"), "one span a request")
+    yield events.Engine(
+        start, "vllm", warning="imported from its own spans: one a request, with latencies"
+    )
+    yield from _coverage(
+        start, dict.fromkeys((1, 4, 7, 10, 11), "span llm_request"), "one span a request"
+    )
     passes: list[_Pass] = []
     for key, span in enumerate(spans, 1):
         attributes = _attributes(span)
         begin = _begin(span)
         ttft, e2e, queue, prefill, decode = (
             _seconds(attributes.get(f"gen_ai.latency.{name}"))
-            for name in ("time_to_first_token", "e2e", "time_in_queue", "time_in_model_prefill", "time_in_model_decode")
+            for name in (
+                "time_to_first_token",
+                "e2e",
+                "time_in_queue",
+                "time_in_model_prefill",
+                "time_in_model_decode",
+            )
         )
         end = begin + e2e if e2e >= 0 else _end(span)
         prompt = _count(attributes.get("gen_ai.usage.prompt_tokens"))
         total = _count(attributes.get("gen_ai.usage.completion_tokens"))
-        yield events.Received(begin, key, str(attributes.get("gen_ai.request.id") or span.spanId)[:200], "vllm")
+        yield events.Received(
+            begin, key, str(attributes.get("gen_ai.request.id") or span.spanId)[:200], "vllm"
+        )
         if min(ttft, queue, prefill, decode) >= 0:
             first = begin + ttft
             taken = first - prefill
@@ -387,6 +433,8 @@ def _vllm(spans: list[_Span]) -> Iterator[events.Event]:
 def _coverage(at: int, told: dict[int, str], why: str) -> Iterable[events.Event]:
     for stage in Stage:
         if stage in told:
-            yield events.Coverage(at, int(stage), "estimated", told[stage], "from the engine's own spans")
+            yield events.Coverage(
+                at, int(stage), "estimated", told[stage], "from the engine's own spans"
+            )
         else:
             yield events.Coverage(at, int(stage), "unavailable", "", why)

@@ -1,4 +1,5 @@
-"""How a control group holds a process back: its limit of cores, and the time for which it was throttled."""
+"""How a control group holds a process back: its limit of cores, and the time for which it was
+throttled."""
 
 from __future__ import annotations
 
@@ -14,8 +15,9 @@ MOUNT: Final = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Throttling:
-    """`cores`: how many the process may use, None without a limit. `share` of the wall time since the sample before in
-    which a group of it was throttled, 0-1; None before there are two samples. `total_s` throttled so far."""
+    """`cores`: how many the process may use, None without a limit. `share` of the wall time since
+    the sample before in which a group of it was throttled, 0-1; None before there are two samples.
+    `total_s` throttled so far."""
 
     cores: float | None = None
     share: float | None = None
@@ -23,7 +25,8 @@ class Throttling:
 
 
 class CgroupWatch:
-    """Looks at the groups of one process again and again. `proc` and `mount`: where the kernel shows them."""
+    """Looks at the groups of one process again and again. `proc` and `mount`: where the kernel
+    shows them."""
 
     def __init__(self, pid: int, *, proc: Path = PROC, mount: Path = MOUNT) -> None:
         self.pid = pid
@@ -54,7 +57,8 @@ class CgroupWatch:
 
 
 def _folders(pid: int, proc: Path, mount: Path) -> list[Path]:
-    """Folders of the process's CPU group and of those around it, innermost first (version 2, else version 1)."""
+    """Folders of the process's CPU group and of those around it, innermost first (version 2, else
+    version 1)."""
     try:
         lines = (proc / str(pid) / "cgroup").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -74,7 +78,10 @@ def _folders(pid: int, proc: Path, mount: Path) -> list[Path]:
         # Inside a container the path is that of the host, and what is mounted is the group itself.
         while root in folder.parents and not folder.is_dir():
             folder = folder.parent
-        found += [folder, *(parent for parent in folder.parents if parent == root or root in parent.parents)]
+        found += [
+            folder,
+            *(parent for parent in folder.parents if parent == root or root in parent.parents),
+        ]
     return list(dict.fromkeys(found))
 
 
@@ -90,7 +97,10 @@ def _cores(folder: Path) -> float | None:
     """Limit of a group: version 2 has it in one file, version 1 in two."""
     words = " ".join(_lines(folder / "cpu.max")).split()
     if not words:
-        words = [*_lines(folder / "cpu.cfs_quota_us")[:1], *_lines(folder / "cpu.cfs_period_us")[:1]]
+        words = [
+            *_lines(folder / "cpu.cfs_quota_us")[:1],
+            *_lines(folder / "cpu.cfs_period_us")[:1],
+        ]
     if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
         return int(words[0]) / int(words[1])
     return None

@@ -1,7 +1,8 @@
 """The machine beside the engine: asked once a second, read by the device strip and by the metrics.
 
-What only this machine can tell (GPUs, control groups, the processor's own peaks) is asked for in a thread, and only
-when the engine runs on this host; what the engine told (cores used, memory, steps) is read from the state.
+What only this machine can tell (GPUs, control groups, the processor's own peaks) is asked for in a
+thread, and only when the engine runs on this host; what the engine told (cores used, memory, steps)
+is read from the state.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ from tracer.state.view import EngineView
 
 PERIOD_S: Final = 1.0
 SETTLING_STEPS: Final = 20
-"""Steps after which this machine's processor is measured, if the engine runs on it: for half a second, once."""
+"""Steps after which this machine's processor is measured, if the engine runs on it: for half a
+second, once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The device of one engine at one instant. `cores` that all of the engine's processes use, `rss` bytes they hold;
-    `peak` what the device can do at most, `dtype` in which it computes. None, or nothing in `gpus`: not known."""
+    """The device of one engine at one instant. `cores` that all of the engine's processes use,
+    `rss` bytes they hold; `peak` what the device can do at most, `dtype` in which it computes.
+    None, or nothing in `gpus`: not known."""
 
     device: str
     gpus: tuple[Gpu, ...] = ()
@@ -86,13 +89,18 @@ class HardwareGauge:
         engine = main_engine(state.snapshot(limit=0))
         if engine is None or not engine.name:
             return
-        pids = [pid for source in state.sources.values() if (pid := _local_pid(state, source.name)) is not None]
+        pids = [
+            pid
+            for source in state.sources.values()
+            if (pid := _local_pid(state, source.name)) is not None
+        ]
         local = _local_pid(state, engine.source) is not None
         steps = engine.steps >= SETTLING_STEPS
         await asyncio.to_thread(self._ask, engine, pids if local else [], local and steps)
 
     def reading(self, state: TraceState, now: int) -> Reading | None:
-        """What is known at `now` (ns); None while no engine has told of itself. Made at most once a second."""
+        """What is known at `now` (ns); None while no engine has told of itself. Made at most once a
+        second."""
         second, last = self._last
         if second != now // NS_PER_S or last is None:
             last = self._read(state, now)
@@ -105,7 +113,7 @@ class HardwareGauge:
         reading = self.reading(state, now)
         return [] if engine is None or reading is None else families_of(reading, engine)
 
-    # --- in the thread ----------------------------------------------------------------------------------------------
+    # --- in the thread ----------------------------------------------------------------------------
 
     def _ask(self, engine: EngineView, pids: list[int], measure: bool) -> None:
         if not pids:
@@ -113,12 +121,16 @@ class HardwareGauge:
         elif engine.device.strip().lower() == "cpu":
             samples = [self._watch(pid).sample(clock.now()) for pid in pids]
             self._throttling = max(
-                (sample for sample in samples if sample is not None), key=lambda each: each.share or 0.0, default=None
+                (sample for sample in samples if sample is not None),
+                key=lambda each: each.share or 0.0,
+                default=None,
             )
         else:
             if self._nvml is None:
                 self._nvml = self._load()
-            visible = next((told for pid in pids if (told := visible_devices(pid)) is not None), None)
+            visible = next(
+                (told for pid in pids if (told := visible_devices(pid)) is not None), None
+            )
             self._gpus = self._nvml.sample(pids, visible)
         self._measure(engine, measure)
 
@@ -128,7 +140,8 @@ class HardwareGauge:
         return self._watches.setdefault(pid, CgroupWatch(pid))
 
     def _measure(self, engine: EngineView, may: bool) -> None:
-        """What the device can do at most: known by its name, or, for a processor, measured when it is this one."""
+        """What the device can do at most: known by its name, or, for a processor, measured when it
+        is this one."""
         on_cpu = engine.device.strip().lower() == "cpu"
         if on_cpu and not may:
             return
@@ -136,12 +149,16 @@ class HardwareGauge:
         if self._peak is not None and self._peak[0] == named:
             return
         try:
-            peak = engine_device(engine) if on_cpu else device_told(named) or device_told(engine.device)
+            peak = (
+                engine_device(engine)
+                if on_cpu
+                else device_told(named) or device_told(engine.device)
+            )
         except AnalysisError:
             peak = None
         self._peak = (named, peak)
 
-    # --- from the state ---------------------------------------------------------------------------------------------
+    # --- from the state ---------------------------------------------------------------------------
 
     def _read(self, state: TraceState, now: int) -> Reading | None:
         snapshot = state.snapshot(now=now, limit=0)
@@ -161,16 +178,27 @@ class HardwareGauge:
         except AnalysisError:
             dtype = "bf16"
         return Reading(
-            engine.device, self._gpus, sum(cores) if cores else None, sum(memory) if memory else None, self._throttling,
-            achieved(state, engine, now), peak, dtype,
-        )  # fmt: skip
+            engine.device,
+            self._gpus,
+            sum(cores) if cores else None,
+            sum(memory) if memory else None,
+            self._throttling,
+            achieved(state, engine, now),
+            peak,
+            dtype,
+        )
 
 
 def _local_pid(state: TraceState, name: str) -> int | None:
     """The process of a source that is there and runs on this host."""
     source = state.sources[name]
     header = source.header
-    if header is None or source.gone is not None or not header.boot_id or header.boot_id != clock.boot_id():
+    if (
+        header is None
+        or source.gone is not None
+        or not header.boot_id
+        or header.boot_id != clock.boot_id()
+    ):
         return None
     return header.pid
 
@@ -186,15 +214,38 @@ def families_of(reading: Reading, engine: EngineView) -> list[Family]:
 
     done, throttling = reading.achieved, reading.throttling
     for name, unit, help_, value in (
-        ("tracer.device.flops", "1/s", "FLOPs a second while steps ran.", None if done is None else done.flops),
-        ("tracer.device.memory_traffic", "By/s", "Bytes a second while steps ran.",
-         None if done is None else done.bytes),
-        ("tracer.device.busy", "1", "Share of the time in which a step ran.", None if done is None else done.busy),
+        (
+            "tracer.device.flops",
+            "1/s",
+            "FLOPs a second while steps ran.",
+            None if done is None else done.flops,
+        ),
+        (
+            "tracer.device.memory_traffic",
+            "By/s",
+            "Bytes a second while steps ran.",
+            None if done is None else done.bytes,
+        ),
+        (
+            "tracer.device.busy",
+            "1",
+            "Share of the time in which a step ran.",
+            None if done is None else done.busy,
+        ),
         ("tracer.device.flops_share", "1", "FLOPs a second over the peak.", reading.flops_share),
-        ("tracer.device.memory_traffic_share", "1", "Bytes a second over the peak.", reading.bytes_share),
-        ("tracer.device.throttled", "1", "Share of the time in which a control group was throttled.",
-         None if throttling is None else throttling.share),
-    ):  # fmt: skip
+        (
+            "tracer.device.memory_traffic_share",
+            "1",
+            "Bytes a second over the peak.",
+            reading.bytes_share,
+        ),
+        (
+            "tracer.device.throttled",
+            "1",
+            "Share of the time in which a control group was throttled.",
+            None if throttling is None else throttling.share,
+        ),
+    ):
         gauge(name, unit, help_).add(value, **labels)
     for name, unit, help_, attribute in (
         ("tracer.gpu.utilisation", "1", "Share of the time in which a kernel ran.", "utilisation"),

@@ -1,7 +1,7 @@
 """GPUs as NVIDIA's management library tells of them (nvidia-ml-py, the extra ``gpu``).
 
-Whatever is missing (the library, the driver, a figure that this GPU or a share of one does not tell) is left out;
-nothing here raises. Not yet run on a GPU.
+Whatever is missing (the library, the driver, a figure that this GPU or a share of one does not
+tell) is left out; nothing here raises. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _REASONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU at one instant. `utilisation`: share of the last sample period in which a kernel ran, 0-1; `memory_*`
-    bytes; `clock` and `clock_most` MHz of its multiprocessors; `power` and `power_most` watts; `temperature` °C;
-    `slowed` why its clocks are held back. None: not told."""
+    """One GPU at one instant. `utilisation`: share of the last sample period in which a kernel ran,
+    0-1; `memory_*` bytes; `clock` and `clock_most` MHz of its multiprocessors; `power` and
+    `power_most` watts; `temperature` °C; `slowed` why its clocks are held back. None: not told."""
 
     index: int
     name: str = ""
@@ -45,7 +45,8 @@ class Gpu:
 
 
 class Nvml:
-    """Asks the library. `reason` says why there is nothing to ask, in words; empty when there is."""
+    """Asks the library. `reason` says why there is nothing to ask, in words; empty when there
+    is."""
 
     def __init__(self, load: Callable[[], Any] = lambda: importlib.import_module("pynvml")) -> None:
         self.reason = ""
@@ -61,13 +62,15 @@ class Nvml:
             self._ml = None
 
     def sample(self, pids: Collection[int], visible: str | None = None) -> tuple[Gpu, ...]:
-        """The GPUs on which `pids` compute; where that is not told, those of ``CUDA_VISIBLE_DEVICES`` (`visible`), else
-        all of them."""
+        """The GPUs on which `pids` compute; where that is not told, those of
+        ``CUDA_VISIBLE_DEVICES`` (`visible`), else all of them."""
         if self._ml is None:
             return ()
         try:
             number = min(int(self._ml.nvmlDeviceGetCount()), MOST)
-            handles = [(index, self._ml.nvmlDeviceGetHandleByIndex(index)) for index in range(number)]
+            handles = [
+                (index, self._ml.nvmlDeviceGetHandleByIndex(index)) for index in range(number)
+            ]
         except Exception as error:
             self.reason = str(error) or type(error).__name__
             return ()
@@ -82,7 +85,7 @@ class Nvml:
                 self._ml.nvmlShutdown()
             self._ml = None
 
-    # --- one figure at a time -------------------------------------------------------------------------------------
+    # --- one figure at a time ---------------------------------------------------------------------
 
     def _ask(self, name: str, *arguments: Any) -> Any:
         """What one function of the library answers, None when it does not."""
@@ -97,10 +100,16 @@ class Nvml:
 
     def _gpu(self, index: int, handle: Any) -> Gpu:
         ask = self._ask
-        rates, memory = ask("nvmlDeviceGetUtilizationRates", handle), ask("nvmlDeviceGetMemoryInfo", handle)
+        rates, memory = (
+            ask("nvmlDeviceGetUtilizationRates", handle),
+            ask("nvmlDeviceGetMemoryInfo", handle),
+        )
         multiprocessors = self._constant("NVML_CLOCK_SM", 1)
         utilisation = _number(getattr(rates, "gpu", None))
-        power, limit = ask("nvmlDeviceGetPowerUsage", handle), ask("nvmlDeviceGetEnforcedPowerLimit", handle)
+        power, limit = (
+            ask("nvmlDeviceGetPowerUsage", handle),
+            ask("nvmlDeviceGetEnforcedPowerLimit", handle),
+        )
         return Gpu(
             index,
             _text(ask("nvmlDeviceGetName", handle)),
@@ -111,7 +120,9 @@ class Nvml:
             _whole(ask("nvmlDeviceGetMaxClockInfo", handle, multiprocessors)),
             None if _number(power) is None else power / 1e3,
             None if _number(limit) is None else limit / 1e3,
-            _whole(ask("nvmlDeviceGetTemperature", handle, self._constant("NVML_TEMPERATURE_GPU", 0))),
+            _whole(
+                ask("nvmlDeviceGetTemperature", handle, self._constant("NVML_TEMPERATURE_GPU", 0))
+            ),
             self._slowed(handle),
         )
 
@@ -126,7 +137,9 @@ class Nvml:
         told = self._ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()
         return {pid for process in told if isinstance(pid := getattr(process, "pid", None), int)}
 
-    def _visible(self, handles: Sequence[tuple[int, Any]], visible: str | None) -> list[tuple[int, Any]]:
+    def _visible(
+        self, handles: Sequence[tuple[int, Any]], visible: str | None
+    ) -> list[tuple[int, Any]]:
         if not visible:
             return []
         names = [name.strip() for name in visible.split(",") if name.strip()]
@@ -145,11 +158,22 @@ def visible_devices(pid: int) -> str | None:
     except OSError:
         return None
     name = b"CUDA_VISIBLE_DEVICES="
-    return next((entry[len(name) :].decode("ascii", "replace") for entry in entries if entry.startswith(name)), None)
+    return next(
+        (
+            entry[len(name) :].decode("ascii", "replace")
+            for entry in entries
+            if entry.startswith(name)
+        ),
+        None,
+    )
 
 
 def _number(value: Any) -> float | None:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0 else None
+    return (
+        value
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+        else None
+    )
 
 
 def _whole(value: Any) -> int | None:
@@ -157,4 +181,10 @@ def _whole(value: Any) -> int | None:
 
 
 def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value if isinstance(value, str) else ""
+    return (
+        value.decode("utf-8", "replace")
+        if isinstance(value, bytes)
+        else value
+        if isinstance(value, str)
+        else ""
+    )

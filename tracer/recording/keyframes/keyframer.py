@@ -1,8 +1,10 @@
-"""Keyframes: the state written down, so that a player need not fold everything before the place it is sent to.
+"""Keyframes: the state written down, so that a player need not fold everything before the place it
+is sent to.
 
-A `Keyframer` folds what a recorder writes and makes a keyframe when asked. It tells what has changed since the keyframe
-before; a chain of keyframes begins with one that tells everything. Steps are not repeated: a keyframe says in which
-blocks they are. `tracer.recording.keyframes.restore` reads them.
+A `Keyframer` folds what a recorder writes and makes a keyframe when asked. It tells what has
+changed since the keyframe before; a chain of keyframes begins with one that tells everything. Steps
+are not repeated: a keyframe says in which blocks they are. `tracer.recording.keyframes.restore`
+reads them.
 """
 
 from __future__ import annotations
@@ -71,18 +73,20 @@ CHAIN: Final = 150
 """Keyframes that build upon one another. More make smaller files and longer seeks."""
 
 WORTH: Final = 16
-"""Rows, or pieces, in an earlier keyframe for which it is worth while to read it. More make longer files, and fewer
-keyframes to be read."""
+"""Rows, or pieces, in an earlier keyframe for which it is worth while to read it. More make longer
+files, and fewer keyframes to be read."""
 
 NO_PARTS: Final = (None,) * len(DECODE_PARTS)
 
 
-
 class Keyframer:
-    """Folds deliveries into `state` and makes keyframes of it. `chain`: how many build upon one another; `worth`: how
-    many rows, or pieces, in an earlier one make it worth while to read that."""
+    """Folds deliveries into `state` and makes keyframes of it. `chain`: how many build upon one
+    another; `worth`: how many rows, or pieces, in an earlier one make it worth while to read
+    that."""
 
-    def __init__(self, state: TraceState | None = None, *, chain: int = CHAIN, worth: int = WORTH) -> None:
+    def __init__(
+        self, state: TraceState | None = None, *, chain: int = CHAIN, worth: int = WORTH
+    ) -> None:
         self.state = TraceState() if state is None else state
         self._chain = max(1, chain)
         self._worth = worth
@@ -126,7 +130,8 @@ class Keyframer:
                     state.apply(source, event)
 
     def _step(self, number: int, source: str, event: Event) -> None:
-        """Take in a step, or whatever comes while steps wait to be believed (`engine_hooks.protocol.stamps`): it may release them."""
+        """Take in a step, or whatever comes while steps wait to be believed
+        (`engine_hooks.protocol.stamps`): it may release them."""
         steps = self._steps.get(source)
         if steps is None:
             steps = self._steps[source] = ToldSteps()
@@ -159,11 +164,11 @@ class Keyframer:
         known = self.state.sources.get(source)
         return -1 if known is None else known.batch.history.last_index
 
-    # --- the keyframe -------------------------------------------------------------------------------------------------
+    # --- the keyframe -----------------------------------------------------------------------------
 
     def make(self, number: int, seqs: Mapping[str, int]) -> tuple[bytes, bool]:
-        """The state now: content of a keyframe's block, and whether it is whole. `number`: of the last block taken;
-        `seqs`: number of the next event of each source.
+        """The state now: content of a keyframe's block, and whether it is whole. `number`: of the
+        last block taken; `seqs`: number of the next event of each source.
 
         Raises an exception when the state holds what no keyframe can tell, which is a defect.
         """
@@ -173,9 +178,13 @@ class Keyframer:
             self._over, self._tables = [], {}
         state, table = self.state, self.state.requests
         firsts = {name: self._steps.setdefault(name, ToldSteps()).next for name in state.sources}
-        caught_up = {name: self._steps[name].catch_up(source.batch.history) for name, source in state.sources.items()}
+        caught_up = {
+            name: self._steps[name].catch_up(source.batch.history)
+            for name, source in state.sources.items()
+        }
         if not all(caught_up.values()):
-            for serial in self._runs:  # the columns that these requests refer to are no longer there
+            # the columns that these requests refer to are no longer there
+            for serial in self._runs:
                 self._marks.pop(serial, None)
                 self._told[serial] = (*self._told[serial][:3], ())
             self._runs = {}
@@ -237,16 +246,22 @@ class Keyframer:
         )  # fmt: skip
         return msgspec.msgpack.encode(keyframe), base
 
-    # --- requests -----------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
-    def _changes(self, requests: list[Request], number: int, base: bool) -> tuple[Rows, Rows, Rows, Rows]:
-        """Of which requests found, early, late, or steps' fields are not what the keyframes before have told; for a
-        whole keyframe, those too that lie scattered in earlier ones."""
+    def _changes(
+        self, requests: list[Request], number: int, base: bool
+    ) -> tuple[Rows, Rows, Rows, Rows]:
+        """Of which requests found, early, late, or steps' fields are not what the keyframes before
+        have told; for a whole keyframe, those too that lie scattered in earlier ones."""
         groups = [attrgetter(*columns_of(group)) for group in ("found", "early", "late", "steps")]
         told, self._told = self._told, {}
         marks, self._marks = self._marks, {}
         told_at, self._rows_at = self._rows_at, {}
-        scattered = self._scattered(place for places in told_at.values() for place in places) if base else frozenset()
+        scattered = (
+            self._scattered(place for places in told_at.values() for place in places)
+            if base
+            else frozenset()
+        )
         changes: tuple[Rows, Rows, Rows, Rows] = [], [], [], []
         for request in requests:
             serial, settled = request.serial, request.settled
@@ -259,11 +274,20 @@ class Keyframer:
                     self._told[serial] = told[serial]
                     continue
             found, early, late, steps = [frozen(group(request)) for group in groups]
-            steps += (settled.count, settled.last, len(settled.times), *settled.parts, settled.step, settled.token,
-                      settled.end, id(request.batch))  # fmt: skip
+            steps += (
+                settled.count,
+                settled.last,
+                len(settled.times),
+                *settled.parts,
+                settled.step,
+                settled.token,
+                settled.end,
+                id(request.batch),
+            )
             row = (found, early, late, steps)
             if found != before[0]:
-                before = (before[0], None, *before[2:])  # an early row leaves an id out that is the last one found
+                # an early row leaves an id out that is the last one found
+                before = (before[0], None, *before[2:])
             for group, (rows, then, values) in enumerate(zip(changes, before, row, strict=True)):
                 if then != values or places[group] in scattered:
                     rows.append((request, values))
@@ -293,14 +317,23 @@ class Keyframer:
             fields = list(of_fields(request))
             if request.over is not None:  # nobody asks for it before the request wakes
                 for place in passes:
-                    fields[place] = [part._replace(step=self._where(part.step)) for part in fields[place]]
+                    fields[place] = [
+                        part._replace(step=self._where(part.step)) for part in fields[place]
+                    ]
             make_relative(fields, instants_of("steps"), settled.last)
             yield [
-                source, runs, differences(settled.times) if literal else b"",
-                settled.batches.tobytes() if literal else b"", settled.count, settled.last - last, settled.step,
-                settled.token - settled.last, settled.end - settled.token,
-                *(settled.parts or NO_PARTS), *fields,
-            ]  # fmt: skip
+                source,
+                runs,
+                differences(settled.times) if literal else b"",
+                settled.batches.tobytes() if literal else b"",
+                settled.count,
+                settled.last - last,
+                settled.step,
+                settled.token - settled.last,
+                settled.end - settled.token,
+                *(settled.parts or NO_PARTS),
+                *fields,
+            ]
             last = settled.last
 
     def _where(self, step: Any) -> Any:
@@ -325,7 +358,7 @@ class Keyframer:
             if source is not None:
                 steps.forget(min(source.batch.history.base, referred.get(name, steps.next)))
 
-    # --- sources ------------------------------------------------------------------------------------------------------
+    # --- sources ----------------------------------------------------------------------------------
 
     def _source(self, source: Source) -> SourceRecord:
         return SourceRecord(
@@ -385,7 +418,9 @@ class Keyframer:
                 if base or steps.told.get(index) is not step:
                     amended += (index, *(getattr(step, field) for field in AMENDED))
         steps.told = told
-        steps.original = {index: step for index, step in steps.original.items() if index >= history.base}
+        steps.original = {
+            index: step for index, step in steps.original.items() if index >= history.base
+        }
         steps.kept, steps.places = places[-needed:] if needed else [], []
         first = steps.first if first is None else max(first, steps.first)
         new = first - steps.first
@@ -403,45 +438,58 @@ class Keyframer:
             newest=batch.last,
         )
 
-    # --- figures ------------------------------------------------------------------------------------------------------
+    # --- figures ----------------------------------------------------------------------------------
 
     def _tally(self, tally: Tally) -> TallyRecord:
         lengths = [stepped_lengths(request) for request in tally.pending.values()]
         return TallyRecord(
-            tally.sources, tally.routes, tally.reasons, pack_u32(tally.pending),
-            pack_column([length for of_stage in zip(*lengths, strict=True) for length in of_stage]), *tally.entries(),
-        )  # fmt: skip
+            tally.sources,
+            tally.routes,
+            tally.reasons,
+            pack_u32(tally.pending),
+            pack_column([length for of_stage in zip(*lengths, strict=True) for length in of_stage]),
+            *tally.entries(),
+        )
 
     def _pieces_told(self, number: int, base: bool) -> list[PiecesRecord]:
-        """The pieces that have changed. Those that are not numbered, and change in every keyframe, lie apart: of them
-        none but the last are read. So do those of the ledger, which are rarely read at all."""
+        """The pieces that have changed. Those that are not numbered, and change in every keyframe,
+        lie apart: of them none but the last are read. So do those of the ledger, which are rarely
+        read at all."""
         before, self._pieces = self._pieces, self._pieces_now()
-        places = self._pieces_at = {name: place for name, place in self._pieces_at.items() if name in self._pieces}
+        places = self._pieces_at = {
+            name: place for name, place in self._pieces_at.items() if name in self._pieces
+        }
         scattered = self._scattered(places.values()) if base else frozenset()
         changed = {
-            name for name, piece in self._pieces.items() if before.get(name) != piece or places[name] in scattered
+            name
+            for name, piece in self._pieces.items()
+            if before.get(name) != piece or places[name] in scattered
         }
         places.update(dict.fromkeys(changed, number))
         numbered = {name for name in changed if name[-1].isdigit()}
         ledger = {name for name in numbered if name.startswith("books/ledger")}
         return [
             PiecesRecord(names, packed([self._pieces[name] for name in names]))
-            for names in map(sorted, (changed - numbered, ledger, numbered - ledger)) if names
+            for names in map(sorted, (changed - numbered, ledger, numbered - ledger))
+            if names
         ]
 
     def _pieces_now(self) -> dict[str, bytes]:
-        """All pieces of the books and of the rates. Of the latter, which are long and only grow, those that do not
-        change any more are as they were."""
+        """All pieces of the books and of the rates. Of the latter, which are long and only grow,
+        those that do not change any more are as they were."""
         pieces = {f"books/{name}": piece for name, piece in self.state.books.chunks().items()}
-        for place, log in enumerate((self.state.received, self.state.scheduled, self.state.produced)):
+        for place, log in enumerate(
+            (self.state.received, self.state.scheduled, self.state.produced)
+        ):
             known, first = self._rates[place], log.end - len(log.entries()[0])
             for chunk in range(first // CHUNK, known // CHUNK):
                 pieces[f"{place}/{chunk}"] = self._pieces[f"{place}/{chunk}"]
             pieces.update({f"{place}/{name}": piece for name, piece in log.chunks(known).items()})
-            self._rates[place] = max(0, log.end - 1) // CHUNK * CHUNK  # the newest entry may still grow
+            # the newest entry may still grow
+            self._rates[place] = max(0, log.end - 1) // CHUNK * CHUNK
         return pieces
 
     def _scattered(self, places: Iterable[int]) -> frozenset[int]:
-        """Those keyframes of which few rows or pieces are still needed: they are told again, so that not all keyframes
-        have to be read for them."""
+        """Those keyframes of which few rows or pieces are still needed: they are told again, so
+        that not all keyframes have to be read for them."""
         return frozenset({place for place, count in Counter(places).items() if count < self._worth})

@@ -1,7 +1,7 @@
 """A keyframe that was read, and what was taken out of it so far.
 
-A state is made of a hundred keyframes, most of them the same as those of the state before: what was unpacked of one is
-kept with it, so that it is not unpacked again.
+A state is made of a hundred keyframes, most of them the same as those of the state before: what was
+unpacked of one is kept with it, so that it is not unpacked again.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def check(holds: bool, what: str) -> None:
 
 
 class Opened:
-    """A keyframe. `size`: about how many bytes it takes with what was taken out of it. Everything else raises an
-    exception where the keyframe contradicts itself."""
+    """A keyframe. `size`: about how many bytes it takes with what was taken out of it. Everything
+    else raises an exception where the keyframe contradicts itself."""
 
     def __init__(self, keyframe: Keyframe, size: int) -> None:
         self.keyframe = keyframe
@@ -64,7 +64,8 @@ class Opened:
 
     @functools.cached_property
     def found(self) -> dict[int, Row]:
-        """By request, by what it is found, with instants absolute: rows of `columns_of("found")`."""
+        """By request, by what it is found, with instants absolute: rows of
+        `columns_of("found")`."""
         told = self.keyframe.found
         rows = dict(zip(unpack_u32(told.requests).tolist(), _found_rows(told), strict=True))
         self.size += ROW_BYTES * len(rows)
@@ -79,10 +80,13 @@ class Opened:
 
     @functools.cached_property
     def running(self) -> dict[int, Row]:
-        """Rows of the group ``steps``, of those that live here alone: until they end, these are wanted."""
+        """Rows of the group ``steps``, of those that live here alone: until they end, these are
+        wanted."""
         live = set(unpack_u32(_alive_decoder().decode(unpacked(self.keyframe.present)).live))
         told = unpack_u32(self.keyframe.steps.requests)
-        rows = {serial: row for serial, row in zip(told, self.steps(), strict=True) if serial in live}
+        rows = {
+            serial: row for serial, row in zip(told, self.steps(), strict=True) if serial in live
+        }
         self.size += ROW_BYTES * len(rows)
         return rows
 
@@ -97,8 +101,14 @@ class Opened:
         """By source, what is told of its steps."""
         found: dict[str, StepColumns] = {}
         for name, record in self.keyframe.histories.items():
-            columns = array("q", summed(record.tokens).tobytes()), unpack_u32(record.sizes), unpack_u32(record.prefills)
-            check(len(columns[0]) == len(columns[1]) == len(columns[2]), "columns of different length")
+            columns = (
+                array("q", summed(record.tokens).tobytes()),
+                unpack_u32(record.sizes),
+                unpack_u32(record.prefills),
+            )
+            check(
+                len(columns[0]) == len(columns[1]) == len(columns[2]), "columns of different length"
+            )
             found[name] = columns
             self.size += 16 * len(columns[0])
         return found
@@ -135,7 +145,11 @@ class Opened:
         for part in ("found", "early", "running", "pieces", "weights", "columns"):
             getattr(self, part)
         for number, record in enumerate(self.keyframe.pieces):
-            if record.names and record.names[0][-1].isdigit() and not record.names[0].startswith("books/ledger"):
+            if (
+                record.names
+                and record.names[0][-1].isdigit()
+                and not record.names[0].startswith("books/ledger")
+            ):
                 self.piece(number, 0)
 
 
@@ -180,18 +194,20 @@ def opened(content: bytes | Opened) -> Opened:
 
 
 class Rows:
-    """What a chain of keyframes tells of requests: by what they are found at once, all else once someone wants one of
-    the same keyframe. What is told last holds."""
+    """What a chain of keyframes tells of requests: by what they are found at once, all else once
+    someone wants one of the same keyframe. What is told last holds."""
 
     NEAR = 8
-    """Keyframes at the end of a chain that are looked through one by one: those that are live are told of there."""
+    """Keyframes at the end of a chain that are looked through one by one: those that are live are
+    told of there."""
 
     def __init__(self, chain: Sequence[Opened]) -> None:
         self._chain = chain
         self._near: dict[tuple[int, str], dict[int, int]] = {}
         """Places of requests in the last keyframes, by keyframe and group."""
         self._all: dict[str, tuple[npt.NDArray[np.uint32], Ints]] = {}
-        """By group: the requests of all keyframes, one after the other, and where each keyframe begins."""
+        """By group: the requests of all keyframes, one after the other, and where each keyframe
+        begins."""
         self._read: dict[tuple[int, str], list[Row]] = {}
 
     def found(self, wanted: set[int]) -> dict[int, Row]:
@@ -209,16 +225,22 @@ class Rows:
         return found
 
     def row(self, group: str, serial: int) -> Row:
-        """The row of a request in the group ``early``, ``late`` or ``steps``, of the latter with `last` made
-        absolute."""
+        """The row of a request in the group ``early``, ``late`` or ``steps``, of the latter with
+        `last` made absolute."""
         last = len(self._chain)
         for number in range(last - 1, max(last - self.NEAR, 0) - 1, -1):
             places = self._near.get((number, group))
             if places is None:
                 requests: array[int] = unpack_u32(self._told(number, group).requests)
-                places = self._near[number, group] = dict(zip(requests, range(len(requests)), strict=True))
+                places = self._near[number, group] = dict(
+                    zip(requests, range(len(requests)), strict=True)
+                )
             if serial in places:
-                row = self._chain[number].__dict__.get("running", _NONE).get(serial) if group == "steps" else None
+                row = (
+                    self._chain[number].__dict__.get("running", _NONE).get(serial)
+                    if group == "steps"
+                    else None
+                )
                 return self._rows(number, group)[places[serial]] if row is None else row
         known = self._all.get(group)
         if known is None:
@@ -242,8 +264,10 @@ class Rows:
             return opened.early
         rows = self._read.get((number, group))
         if rows is None:
-            rows = opened.steps() if group == "steps" else list(
-                zip(*told_columns(late_record(), opened.keyframe.late), strict=True)
+            rows = (
+                opened.steps()
+                if group == "steps"
+                else list(zip(*told_columns(late_record(), opened.keyframe.late), strict=True))
             )
             self._read[number, group] = rows
         return rows

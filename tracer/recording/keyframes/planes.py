@@ -1,4 +1,5 @@
-"""Columns of numbers as keyframes hold them: in planes of bytes, which zstd packs better than numbers one by one."""
+"""Columns of numbers as keyframes hold them: in planes of bytes, which zstd packs better than
+numbers one by one."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ _OF_BYTES: Final[list[int]] = _OF_A_BYTE.tolist()
 
 
 def pack_column(values: Sequence[int | None]) -> bytes:
-    """Numbers, or None, as bytes: flags and the width of a number, which rows hold None, and the zigzagged numbers, all
-    lowest bytes first. Raises OverflowError for what 64 bits do not hold."""
+    """Numbers, or None, as bytes: flags and the width of a number, which rows hold None, and the
+    zigzagged numbers, all lowest bytes first. Raises OverflowError for what 64 bits do not hold."""
     known = [value for value in values if value is not None]
     flags, nones = 0, b""
     if len(known) < len(values):
@@ -35,14 +36,17 @@ def pack_column(values: Sequence[int | None]) -> bytes:
         flags |= _SUMMED
     zigzagged = ((numbers << 1) ^ (numbers >> 63)).astype("<i8")
     width = max(1, (int(zigzagged.view(np.uint64).max(initial=0)).bit_length() + 7) // 8)
-    return bytes([flags | width]) + nones + zigzagged.view(np.uint8).reshape(-1, 8).T[:width].tobytes()
+    return (
+        bytes([flags | width]) + nones + zigzagged.view(np.uint8).reshape(-1, 8).T[:width].tobytes()
+    )
 
 
 def unpack_column(packed: bytes, rows: int) -> list[Any]:
-    """The numbers of `pack_column`, of which there must be `rows`. Raises ValueError or IndexError when there are not.
-    Each takes a byte of `packed` at least, so that it bounds what is made."""
+    """The numbers of `pack_column`, of which there must be `rows`. Raises ValueError or IndexError
+    when there are not. Each takes a byte of `packed` at least, so that it bounds what is made."""
     flags, at = packed[0], 1
-    if flags == 1 and len(packed) == rows + 1 and packed.count(packed[1:2], 1) == rows:  # mostly: all the same
+    # mostly: all the same
+    if flags == 1 and len(packed) == rows + 1 and packed.count(packed[1:2], 1) == rows:
         return [_OF_BYTES[packed[1]]] * rows if rows else []
     holds: npt.NDArray[np.bool_] | None = None
     count = rows
@@ -76,10 +80,10 @@ def unpack_column(packed: bytes, rows: int) -> list[Any]:
 
 
 def pack_columns(columns: Sequence[Sequence[int | None]]) -> bytes:
-    """Columns of one length, one behind the other, so that those of one width are read at once: the flags and the width
-    of each (0 where all its numbers are the same), which rows hold None, then the numbers, by width, as in
-    `pack_column`; of a column of width 0 the number, in eight bytes. Raises OverflowError for what 64 bits do not
-    hold."""
+    """Columns of one length, one behind the other, so that those of one width are read at once: the
+    flags and the width of each (0 where all its numbers are the same), which rows hold None, then
+    the numbers, by width, as in `pack_column`; of a column of width 0 the number, in eight bytes.
+    Raises OverflowError for what 64 bits do not hold."""
     heads, nones = bytearray(), bytearray()
     parts: dict[int, list[Ints]] = {}
     for column in columns:
@@ -102,15 +106,20 @@ def pack_columns(columns: Sequence[Sequence[int | None]]) -> bytes:
         heads.append(flags | width)
         parts.setdefault(width, []).append(zigzagged)
     body = b"".join(
-        np.concatenate(parts[width]).astype("<i8").view(np.uint8).reshape(-1, 8).T[: width or 8].tobytes()
+        np.concatenate(parts[width])
+        .astype("<i8")
+        .view(np.uint8)
+        .reshape(-1, 8)
+        .T[: width or 8]
+        .tobytes()
         for width in sorted(parts)
     )
     return bytes(heads) + bytes(nones) + body
 
 
 def unpack_columns(packed: bytes, number: int, rows: int) -> list[list[Any]]:
-    """The columns of `pack_columns`, of which there must be so many, with so many rows. Raises ValueError or IndexError
-    when there are not."""
+    """The columns of `pack_columns`, of which there must be so many, with so many rows. Raises
+    ValueError or IndexError when there are not."""
     heads, at = packed[:number], number
     masks: dict[int, bytes] = {}
     places: dict[int, list[tuple[int, int]]] = {}
@@ -147,7 +156,9 @@ def unpack_columns(packed: bytes, number: int, rows: int) -> list[list[Any]]:
         if len(mask) != rows:
             raise ValueError("a column was cut")
         rest = iter(found[place])
-        found[place] = [None if none else next(rest) for none in mask] if found[place] else [None] * rows
+        found[place] = (
+            [None if none else next(rest) for none in mask] if found[place] else [None] * rows
+        )
     return found
 
 

@@ -1,7 +1,7 @@
 """Requests from the columns of keyframes.
 
-Most requests of a state are over, and nobody looks at them: they are made when someone does. Until then a
-`SleepingRequest` stands for one, with what it takes to be found and put in order.
+Most requests of a state are over, and nobody looks at them: they are made when someone does. Until
+then a `SleepingRequest` stands for one, with what it takes to be found and put in order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from typing import Any, Final
 
 from engine_hooks.protocol.events import unpack_u32
 from tracer.recording.keyframes.opened import Row, Rows, StepColumns, check, summed
-from tracer.recording.keyframes.records import CACHES, SETTLED, At, HistoryRecord, columns_of, instants_of
+from tracer.recording.keyframes.records import (
+    CACHES,
+    SETTLED,
+    At,
+    HistoryRecord,
+    columns_of,
+    instants_of,
+)
 from tracer.recording.keyframes.sleeping_steps import StepsOf, read_step
 from tracer.state.engine.source import Source
 from tracer.state.engine.step_history import StepHistory
@@ -30,7 +37,8 @@ _APART: Final = 4 + len(SETTLED)
 
 
 def _absolute(row: Row, places: tuple[int, ...], origin: int) -> list[Any]:
-    """A row with its instants no longer differences, and lists of its own: the row is there for other states, too."""
+    """A row with its instants no longer differences, and lists of its own: the row is there for
+    other states, too."""
     values: list[Any] = [value.copy() if type(value) is list else value for value in row]
     for place in places:
         if values[place] is not None:
@@ -39,7 +47,8 @@ def _absolute(row: Row, places: tuple[int, ...], origin: int) -> list[Any]:
 
 
 class Columns:
-    """Token instants, batch sizes and prefill tokens of one source's steps, by index; there may be holes."""
+    """Token instants, batch sizes and prefill tokens of one source's steps, by index; there may be
+    holes."""
 
     def __init__(self, chain: Iterable[tuple[HistoryRecord, StepColumns]]) -> None:
         self._firsts: list[int] = []
@@ -63,7 +72,11 @@ class Columns:
         begin = first - self._firsts[place]
         tokens, sizes, prefills = self._parts[place]
         check(begin + length <= len(tokens), "no such steps")
-        return tokens[begin : begin + length], sizes[begin : begin + length], prefills[begin : begin + length]
+        return (
+            tokens[begin : begin + length],
+            sizes[begin : begin + length],
+            prefills[begin : begin + length],
+        )
 
 
 class Maker:
@@ -85,7 +98,8 @@ class Maker:
         self._passes = [steps.index("passes"), steps.index("redo")]
 
     def now(self, serial: int, found: Row) -> Request:
-        """The request, of which `found` is known. Raises an exception when its rows contradict themselves."""
+        """The request, of which `found` is known. Raises an exception when its rows contradict
+        themselves."""
         first_seen, ids = found[self._first_seen], found[self._ids]
         parts = [self.values(group, serial, first_seen, ids) for group in ASLEEP]
         request = self._made(serial, found, parts)
@@ -96,15 +110,22 @@ class Maker:
         """These requests, each to be made when someone looks at it."""
         requests: list[Request] = [_asleep(SleepingRequest) for _ in found]
         columns: list[Any] = [repeat(self), found, *zip(*found.values(), strict=True)]
-        for name, column in zip(("front", "serial", *columns_of("found")), columns, strict=bool(found)):
-            own = map(list.copy, column) if name in _LISTS else column  # rows are there for other states, too
+        for name, column in zip(
+            ("front", "serial", *columns_of("found")), columns, strict=bool(found)
+        ):
+            # rows are there for other states, too
+            own = map(list.copy, column) if name in _LISTS else column
             deque(map(getattr(Request, name).__set__, requests, own), 0)
         return requests
 
     @staticmethod
     def foretell(requests: Sequence[Request], flags: Sequence[int]) -> None:
-        """Tell sleeping requests what is asked of the oldest when they go: 1 incomplete, 2 tallied."""
-        for name, known in (("incomplete", (False, True, False, True)), ("tallied", (False, False, True, True))):
+        """Tell sleeping requests what is asked of the oldest when they go: 1 incomplete, 2
+        tallied."""
+        for name, known in (
+            ("incomplete", (False, True, False, True)),
+            ("tallied", (False, False, True, True)),
+        ):
             deque(map(getattr(Request, name).__set__, requests, map(known.__getitem__, flags)), 0)
 
     def _made(self, serial: int, found: Row, parts: list[list[Any]]) -> Request:
@@ -112,8 +133,8 @@ class Maker:
         return Request(*[values[place] for place in self._order])
 
     def fill(self, request: Request, group: str) -> None:
-        """Tell a sleeping request the fields of a group. One that contradicts itself has no steps, is lost and
-        incomplete."""
+        """Tell a sleeping request the fields of a group. One that contradicts itself has no steps,
+        is lost and incomplete."""
         try:
             values = self.values(group, request.serial, request.first_seen, request.ids)
             for name, value in zip(names_of(group), values, strict=True):
@@ -144,7 +165,9 @@ class Maker:
     def _spoil(self, request: Request) -> None:
         dropped = _has(request, "dropped") and request.dropped
         for group in ASLEEP:
-            for name, value in zip(names_of(group), self._defaults(group, request.ids), strict=True):
+            for name, value in zip(
+                names_of(group), self._defaults(group, request.ids), strict=True
+            ):
                 _put(request, name, value)
         self._awake(request)
         request.over = request.first_seen
@@ -159,7 +182,8 @@ class Maker:
         return values if group != "steps" else [None, Settled(), *values]
 
     def values(self, group: str, serial: int, first_seen: int, ids: list[str]) -> list[Any]:
-        """Values of the fields `names_of` a group. Raises an exception when what is told contradicts itself."""
+        """Values of the fields `names_of` a group. Raises an exception when what is told
+        contradicts itself."""
         row = self._rows.row(group, serial)
         if group == "steps":
             return self._steps(row, first_seen)
@@ -175,7 +199,9 @@ class Maker:
         check(len(parts) in (0, len(DECODE_PARTS)), "another division of a step")
         instants, batches = self._tokens(source, runs, times, sizes)
         check(len(instants) == len(batches) <= count, "token instants without tokens")
-        settled = Settled(count, last, instants, batches, parts, step, last + token, last + token + end)
+        settled = Settled(
+            count, last, instants, batches, parts, step, last + token, last + token + end
+        )
         fields = _absolute(row[_APART:], instants_of("steps"), last)
         for place in self._passes:
             fields[place] = [
@@ -201,8 +227,8 @@ class Maker:
 
 
 class SleepingRequest(Request):
-    """A request of which little is filled in yet. A group of its fields is as soon as one of them is asked for, or
-    changed; with any other it becomes a `Request`."""
+    """A request of which little is filled in yet. A group of its fields is as soon as one of them
+    is asked for, or changed; with any other it becomes a `Request`."""
 
     __slots__ = ()
 
@@ -296,15 +322,23 @@ def _defaults(names: Iterable[str]) -> list[Any]:
 
 
 def _check_steps(request: Request, history: StepHistory | None) -> None:
-    """What the request says of steps is about steps that its batch had (`history`) when the keyframe was made, or once
-    before."""
+    """What the request says of steps is about steps that its batch had (`history`) when the
+    keyframe was made, or once before."""
     if history is None:
-        check(not (request.spans or request.passes or request.redo) and request.open_since < 0, "steps of no batch")
+        check(
+            not (request.spans or request.passes or request.redo) and request.open_since < 0,
+            "steps of no batch",
+        )
         return
     base, last = history.base, history.last_index
     for span in request.spans:
-        check(base <= span.first <= span.last <= last and 0 < span.produced <= 0xFFFF, "a span of no steps")
+        check(
+            base <= span.first <= span.last <= last and 0 < span.produced <= 0xFFFF,
+            "a span of no steps",
+        )
     for part in (*request.passes, *request.redo):
         check(not isinstance(part.step, int) or base <= part.step <= last, "a pass of no step")
-    check(-1 <= request.open_since <= last and not 0 <= request.open_since < base, "a run of no steps")
+    check(
+        -1 <= request.open_since <= last and not 0 <= request.open_since < base, "a run of no steps"
+    )
     check(-1 <= request.settled.step <= last, "settled beyond the last step")

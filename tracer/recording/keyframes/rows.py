@@ -75,28 +75,42 @@ def make_relative(row: list[Any], places: Iterable[int], origin: int) -> None:
 
 
 def mark(request: Request) -> Row:
-    """What tells that a finished request has changed since it was looked at last. Lists only grow, or their items age:
-    a step that leaves the history is put in place of its index."""
+    """What tells that a finished request has changed since it was looked at last. Lists only grow,
+    or their items age: a step that leaves the history is put in place of its index."""
     settled = request.settled
     aged = 0
     for part in (*request.passes, *request.redo):
         aged += not isinstance(part.step, int)
     return (
-        _plain_of()(request), settled.count, len(settled.times), len(request.spans), len(request.passes),
-        len(request.redo), len(request.output), aged,
-    )  # fmt: skip
+        _plain_of()(request),
+        settled.count,
+        len(settled.times),
+        len(request.spans),
+        len(request.passes),
+        len(request.redo),
+        len(request.output),
+        aged,
+    )
 
 
 @functools.cache
 def _plain_of() -> Callable[[Request], Row]:
     """The fields of a request that hold a number or a word, `version` included."""
     lists = {field.name for field in fields(Request) if field.default_factory is not MISSING}
-    return attrgetter(*[field.name for field in fields(Request) if field.name not in lists | (CACHES - {"version"})])
+    return attrgetter(
+        *[
+            field.name
+            for field in fields(Request)
+            if field.name not in lists | (CACHES - {"version"})
+        ]
+    )
 
 
 def frozen(values: Row) -> Row:
     """Values of which the lists are no longer the request's own, so that a later change is seen."""
-    return tuple([[_still(item) for item in value] if type(value) is list else value for value in values])
+    return tuple(
+        [[_still(item) for item in value] if type(value) is list else value for value in values]
+    )
 
 
 def _still(item: Any) -> Any:
@@ -127,7 +141,9 @@ def blocks_record(blocks: BlockMap) -> BlocksRecord:
     ]  # fmt: skip
     size = len(blocks._bytes)
     shown = shown_bytes(size, blocks._held, blocks._slots, blocks._cached)
-    differ = np.flatnonzero(np.frombuffer(shown, np.uint8) != np.frombuffer(blocks._bytes, np.uint8)).tolist()
+    differ = np.flatnonzero(
+        np.frombuffer(shown, np.uint8) != np.frombuffer(blocks._bytes, np.uint8)
+    ).tolist()
     return BlocksRecord(
         size=size,
         held=pack_u32(blocks._held),
@@ -155,13 +171,16 @@ def tables_record(held: Mapping[int, list[int]], told: dict[int, list[int]]) -> 
         blocks += ids[kept:]
         told[serial] = ids.copy()
     differences = np.diff(np.asarray(blocks, "<u4"), prepend=np.uint32(0))
-    return TablesRecord(pack_u32(changed), differences.astype("<u4").view(np.uint8).reshape(-1, 4).T.tobytes())
+    return TablesRecord(
+        pack_u32(changed), differences.astype("<u4").view(np.uint8).reshape(-1, 4).T.tobytes()
+    )
 
 
 def shown_bytes(
     size: int, held: Mapping[int, Sequence[int]], slots: Mapping[int, int], cached: Iterable[int]
 ) -> bytearray:
-    """What a map of `size` blocks shows by who holds them and which are cached. Blocks must be below `size`."""
+    """What a map of `size` blocks shows by who holds them and which are cached. Blocks must be
+    below `size`."""
     shown = bytearray([FREE]) * size
     for block in cached:
         shown[block] = CACHED
@@ -173,12 +192,15 @@ def shown_bytes(
 
 
 def numbers(history: StepHistory) -> bytes | None:
-    """Step numbers, then the indices that they stand for, where these do not both rise by one up to the last step."""
+    """Step numbers, then the indices that they stand for, where these do not both rise by one up to
+    the last step."""
     index_of, size = history.index_of, len(history)
     if not size:
         return differences([*index_of, *index_of.values()]) if index_of else None
     behind = history.steps[-1].n + 1
-    expected = zip(range(behind - size, behind), range(history.base, history.base + size), strict=True)
+    expected = zip(
+        range(behind - size, behind), range(history.base, history.base + size), strict=True
+    )
     plain = len(index_of) == size and all(map(eq, index_of.items(), expected))
     return None if plain else differences([*index_of, *index_of.values()])
 

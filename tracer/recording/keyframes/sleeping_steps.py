@@ -1,4 +1,5 @@
-"""Steps of a restored history: each is read from its block of events when someone looks at it, which is rarely."""
+"""Steps of a restored history: each is read from its block of events when someone looks at it,
+which is rarely."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from engine_hooks.protocol.events import Step, unpack_u32
 from tracer.recording.keyframes.records import AMENDED
 
 StepsOf = Callable[[int], dict[str, list[Step]]]
-"""The steps in a block of events, by source, in order. Raises StepsLostError when the block cannot be read."""
+"""The steps in a block of events, by source, in order. Raises StepsLostError when the block cannot
+be read."""
 
 
 class StepsLostError(Exception):
@@ -24,8 +26,8 @@ class StepsLostError(Exception):
 
 
 def read_step(steps_of: StepsOf, source: str, block: int, place: int, t: int) -> Step:
-    """A step from its block of events. One that is not where it should be (the file is damaged, or was made up) is one
-    of which only its instant `t` (ns) is known."""
+    """A step from its block of events. One that is not where it should be (the file is damaged, or
+    was made up) is one of which only its instant `t` (ns) is known."""
     try:
         return steps_of(block)[source][place]
     except (LookupError, StepsLostError):
@@ -33,13 +35,18 @@ def read_step(steps_of: StepsOf, source: str, block: int, place: int, t: int) ->
 
 
 class StepFinder:
-    """Finds the steps of `source` by index, the last one being `last`. `refs`: (block, packed u32 places among the
-    source's steps in it), in order; `amended`: by index, what device times that came later made of `AMENDED`."""
+    """Finds the steps of `source` by index, the last one being `last`. `refs`: (block, packed u32
+    places among the source's steps in it), in order; `amended`: by index, what device times that
+    came later made of `AMENDED`."""
 
     def __init__(
-        self, source: str, last: int, refs: Sequence[tuple[int, bytes]], amended: Mapping[int, Sequence[int]],
+        self,
+        source: str,
+        last: int,
+        refs: Sequence[tuple[int, bytes]],
+        amended: Mapping[int, Sequence[int]],
         steps_of: StepsOf,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._source = source
         self._amended = amended
         self._steps_of = steps_of
@@ -61,14 +68,20 @@ class StepFinder:
         """The step at an index, whose instant is about `t` (ns); see `read_step`."""
         at = bisect_right(self._firsts, index) - 1
         block, places = self._parts[at]
-        step = read_step(self._steps_of, self._source, block, unpack_u32(places)[index - self._firsts[at]], t)
+        step = read_step(
+            self._steps_of, self._source, block, unpack_u32(places)[index - self._firsts[at]], t
+        )
         values = self._amended.get(index)
-        return step if values is None else msgspec.structs.replace(step, **dict(zip(AMENDED, values, strict=True)))
+        return (
+            step
+            if values is None
+            else msgspec.structs.replace(step, **dict(zip(AMENDED, values, strict=True)))
+        )
 
 
 class SleepingSteps(list[Step]):
-    """The steps of a history from index `base` on, `size` of them still to be read; further ones are appended.
-    `tokens`: their instants (ns)."""
+    """The steps of a history from index `base` on, `size` of them still to be read; further ones
+    are appended. `tokens`: their instants (ns)."""
 
     def __init__(self, finder: StepFinder, base: int, size: int, tokens: Sequence[int]) -> None:
         super().__init__([None] * size)  # type: ignore[list-item]

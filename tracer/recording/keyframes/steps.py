@@ -12,11 +12,13 @@ from tracer.state.engine.step_history import StepHistory
 
 
 class ToldSteps:
-    """What is known of one source's steps: where their events are, as they came, as keyframes told them."""
+    """What is known of one source's steps: where their events are, as they came, as keyframes told
+    them."""
 
     def __init__(self) -> None:
         self.places: list[tuple[int, int]] = []
-        """(block, place among the steps of this source in it) of the steps taken in since the last keyframe."""
+        """(block, place among the steps of this source in it) of the steps taken in since the last
+        keyframe."""
         self.seen = 0
         """Steps of this source in the block at hand."""
         self.kept: list[tuple[int, int]] = []
@@ -26,7 +28,8 @@ class ToldSteps:
         self.original: dict[int, Step] = {}
         """By index, the steps as they came."""
         self.first = 0
-        """Index of the first step in these columns: they reach back to the oldest that a finished request refers to."""
+        """Index of the first step in these columns: they reach back to the oldest that a finished
+        request refers to."""
         self.tokens: array[int] = array("q")
         self.sizes: array[int] = array("I")
         self.prefills: array[int] = array("I")
@@ -37,8 +40,8 @@ class ToldSteps:
         return self.first + len(self.tokens)
 
     def catch_up(self, history: StepHistory) -> bool:
-        """Take over the columns of the steps that are new in the history; whether all of them are there. If not, some
-        came and went since, and what was known before is dropped."""
+        """Take over the columns of the steps that are new in the history; whether all of them are
+        there. If not, some came and went since, and what was known before is dropped."""
         whole = history.base <= self.next or not self.tokens
         if not whole or not self.tokens:
             self.first = max(self.next, history.base)
@@ -56,7 +59,8 @@ class ToldSteps:
         self.first += drop
 
     def runs(self, times: array[int], sizes: array[int]) -> list[int] | None:
-        """These token instants and batch sizes as runs of steps (first index, length, …); None when they are none."""
+        """These token instants and batch sizes as runs of steps (first index, length, …); None when
+        they are none."""
         runs: list[int] = []
         at = 0
         while at < len(times):
@@ -70,14 +74,18 @@ class ToldSteps:
 
 
 def _common(
-    tokens: array[int], sizes: array[int], begin: int, times: array[int], batches: array[int], at: int
+    tokens: array[int],
+    sizes: array[int],
+    begin: int,
+    times: array[int],
+    batches: array[int],
+    at: int,
 ) -> int:
-    """How many values from `begin` on in the first two columns are those from `at` on in the others."""
+    """How many values from `begin` on in the first two columns are those from `at` on in the
+    others."""
     length = min(len(tokens) - begin, len(times) - at)
     if length <= 0:
         return 0
     same = np.asarray(tokens[begin : begin + length]) == np.asarray(times[at : at + length])
     same &= np.asarray(sizes[begin : begin + length]) == np.asarray(batches[at : at + length])
     return length if same.all() else int(same.argmin())
-
-

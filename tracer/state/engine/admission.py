@@ -1,9 +1,10 @@
-"""Why requests wait for admission: whoever reads the state asks here, the screens, the documents and the diagnosis.
+"""Why requests wait for admission: whoever reads the state asks here, the screens, the documents
+and the diagnosis.
 
-Engines take requests in the order in which they came; one that was preempted goes to the front. The first that does not
-fit keeps all behind it waiting. What fits is arithmetic over gauges of the last step: batch slots, tokens of
-a step, KV blocks. Where that says that there was room for a request which was passed over all the same, the reason is
-*unknown*, not guessed.
+Engines take requests in the order in which they came; one that was preempted goes to the front. The
+first that does not fit keeps all behind it waiting. What fits is arithmetic over gauges of the last
+step: batch slots, tokens of a step, KV blocks. Where that says that there was room for a request
+which was passed over all the same, the reason is *unknown*, not guessed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ TOKENS_FULL: Final = 0.9
 KV_RECLAIMABLE: Final = 0.05
 """Share of the pool below which what is free or reclaimable counts as used up."""
 FIFO_MARGIN: Final = 0.15
-"""Share of free blocks below which transformers' FIFO scheduler takes no further prompts beside what runs."""
+"""Share of free blocks below which transformers' FIFO scheduler takes no further prompts beside
+what runs."""
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
@@ -30,8 +32,8 @@ def blocks_for(tokens: int, block_size: int) -> int:
 
 
 def too_large(tokens: int, block_size: int, num_blocks: int) -> int | None:
-    """Blocks that so many tokens need when that is more than the pool has, else None (also where a size is not known,
-    that is not above 0)."""
+    """Blocks that so many tokens need when that is more than the pool has, else None (also where a
+    size is not known, that is not above 0)."""
     if num_blocks <= 0 or block_size <= 0 or tokens <= 0:
         return None
     need = blocks_for(tokens, block_size)
@@ -45,10 +47,11 @@ def margin_of(scheduler: object, num_blocks: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What an engine has left for requests that wait; None where it did not say. `slots` of `max_batch` sequences;
-    `tokens` of `max_tokens` a step beside what runs; `blocks` free or reclaimable of `pool`, `margin` of which stay
-    free. `whole`: prompts are not cut into chunks. `looked`: when it last chose a batch (ns, 0 for never); `spent`:
-    that used the tokens of a step up; `eased`: blocks were given back since. `busy`: whether anything runs."""
+    """What an engine has left for requests that wait; None where it did not say. `slots` of
+    `max_batch` sequences; `tokens` of `max_tokens` a step beside what runs; `blocks` free or
+    reclaimable of `pool`, `margin` of which stay free. `whole`: prompts are not cut into chunks.
+    `looked`: when it last chose a batch (ns, 0 for never); `spent`: that used the tokens of a step
+    up; `eased`: blocks were given back since. `busy`: whether anything runs."""
 
     slots: int | None = None
     max_batch: int | None = None
@@ -71,7 +74,9 @@ def waits(request: Request) -> bool:
         return False
     if request.preemptions and request.preempted:
         return True
-    if request.first_token is not None or (request.queued is None and request.admission_begin is None):
+    if request.first_token is not None or (
+        request.queued is None and request.admission_begin is None
+    ):
         return False
     return not request.ran and not request.output_tokens
 
@@ -85,14 +90,16 @@ def since(request: Request) -> int:
 
 
 def in_line(requests: Iterable[Request]) -> list[Request]:
-    """Those of the requests that wait, in the order in which an engine takes them: preempted ones, the last one first,
-    then by arrival in its queue; those on their way to it at the end."""
+    """Those of the requests that wait, in the order in which an engine takes them: preempted ones,
+    the last one first, then by arrival in its queue; those on their way to it at the end."""
     back: list[Request] = []
     line: list[Request] = []
     coming: list[Request] = []
     for request in requests:
         if waits(request):
-            (back if request.preempted else coming if request.queued is None else line).append(request)
+            (back if request.preempted else coming if request.queued is None else line).append(
+                request
+            )
     back.sort(key=lambda request: request.preemptions[-1].begin, reverse=True)
     line.sort(key=lambda request: (request.queued or 0, request.serial))
     coming.sort(key=since)
@@ -107,10 +114,16 @@ def explain(line: Sequence[Request], source: str, room: Room) -> list[Wait]:
     taken = 0
     for place, request in enumerate(line, 1):
         begin, back = since(request), request.preempted
-        todo = request.prompt_tokens + (request.output_tokens if back else 0) if request.prompt_tokens >= 0 else None
+        todo = (
+            request.prompt_tokens + (request.output_tokens if back else 0)
+            if request.prompt_tokens >= 0
+            else None
+        )
         limit, needs, has, behind = Limit.STEP, None, None, ""
         over = too_large(todo, room.block_size, room.pool) if todo is not None else None
-        need = blocks_for(todo, room.block_size) if todo is not None and room.block_size > 0 else None
+        need = (
+            blocks_for(todo, room.block_size) if todo is not None and room.block_size > 0 else None
+        )
         if over is not None:
             limit, needs, has = Limit.NEVER, over, room.pool
         elif held is not None:
@@ -119,38 +132,55 @@ def explain(line: Sequence[Request], source: str, room: Room) -> list[Wait]:
             limit = Limit.HOP
         elif slots is not None and slots <= 0:
             limit, needs, has = Limit.SLOTS, 1, 0
-        elif tokens is not None and (tokens <= 0 or (room.whole and taken and todo is not None and todo > tokens)):
-            limit, needs, has = Limit.TOKENS, todo, max(0, tokens)
-        elif need is not None and blocks is not None and (
-            need > blocks or ((room.busy or taken) and blocks < room.margin)
+        elif tokens is not None and (
+            tokens <= 0 or (room.whole and taken and todo is not None and todo > tokens)
         ):
-            limit, needs, has = Limit.KV, need, max(0, blocks - (room.margin if need <= blocks else 0))
+            limit, needs, has = Limit.TOKENS, todo, max(0, tokens)
+        elif (
+            need is not None
+            and blocks is not None
+            and (need > blocks or ((room.busy or taken) and blocks < room.margin))
+        ):
+            limit, needs, has = (
+                Limit.KV,
+                need,
+                max(0, blocks - (room.margin if need <= blocks else 0)),
+            )
         elif room.busy and place == 1 and (begin if back else request.queued or 0) < room.looked:
-            # It was there when a batch was chosen, and was not taken: the next one has room, that one had none.
+            # It was there when a batch was chosen, and was not taken: the next one has room, that
+            # one had none.
             if room.spent:
                 limit, needs, has = Limit.TOKENS, todo, 0
             elif not room.eased:
                 limit = Limit.UNKNOWN
-        wait = Wait(request.id, request.keys[0], source, place, begin, limit, needs, has, behind, back, todo)
+        wait = Wait(
+            request.id, request.keys[0], source, place, begin, limit, needs, has, behind, back, todo
+        )
         found.append(wait)
         if limit is Limit.STEP:
             taken += 1
             slots = None if slots is None else slots - 1
             tokens = None if tokens is None or todo is None else tokens - todo
             blocks = None if blocks is None or need is None else blocks - need
-        elif held is None and limit is not Limit.HOP and (limit is not Limit.NEVER or not room.busy):
-            # One that can never be admitted keeps others waiting where nothing runs any more; else it is passed by.
+        elif (
+            held is None and limit is not Limit.HOP and (limit is not Limit.NEVER or not room.busy)
+        ):
+            # One that can never be admitted keeps others waiting where nothing runs any more; else
+            # it is passed by.
             held = wait
     return found
 
 
 def spent(engine: EngineView) -> bool:
     """Whether the last step of an engine used the tokens of a step up."""
-    return bool(engine.max_batch_tokens) and engine.step_tokens >= TOKENS_FULL * (engine.max_batch_tokens or 0)
+    return bool(engine.max_batch_tokens) and engine.step_tokens >= TOKENS_FULL * (
+        engine.max_batch_tokens or 0
+    )
 
 
 def bound_by(engine: EngineView, first: Wait | None) -> Limit | None:
-    """What a batch cannot grow beyond: what the `first` in line waits for, else what its last step used up."""
+    """What a batch cannot grow beyond: what the `first` in line waits for, else what its last step
+    used up."""
     if first is not None and first.limit in (Limit.SLOTS, Limit.TOKENS, Limit.KV):
         return first.limit
     if not engine.batch:
@@ -160,4 +190,8 @@ def bound_by(engine: EngineView, first: Wait | None) -> Limit | None:
     if spent(engine):
         return Limit.TOKENS
     left = None if engine.free is None else engine.free + (engine.cached or 0)
-    return Limit.KV if left is not None and engine.num_blocks and left <= KV_RECLAIMABLE * engine.num_blocks else None
+    return (
+        Limit.KV
+        if left is not None and engine.num_blocks and left <= KV_RECLAIMABLE * engine.num_blocks
+        else None
+    )

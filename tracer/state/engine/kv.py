@@ -1,4 +1,5 @@
-"""The KV cache of one engine: gauges, and which request holds which block where block ids are traced."""
+"""The KV cache of one engine: gauges, and which request holds which block where block ids are
+traced."""
 
 from __future__ import annotations
 
@@ -21,9 +22,10 @@ BLOCKS_SHOWN: Final = 1 << 20
 class BlockMap:
     """One byte for each block of the pool, as `Snapshot.kv_blocks` shows it.
 
-    Told by `Step.block_ids` (a request's block table from some place on), `Released` (given back: the first `cached`
-    of a request's blocks stay in the prefix cache, in order of the prompt, the others are free) and `Evicted` (the
-    longest cached go first: the engine says how many, not which).
+    Told by `Step.block_ids` (a request's block table from some place on), `Released` (given back:
+    the first `cached` of a request's blocks stay in the prefix cache, in order of the prompt, the
+    others are free) and `Evicted` (the longest cached go first: the engine says how many, not
+    which).
     """
 
     def __init__(self) -> None:
@@ -60,7 +62,8 @@ class BlockMap:
             del held[index:]
         slot = self._slots.get(request.serial)
         if slot is None:
-            # With more requests than slots, several share one: the map tells blocks in use, not every owner.
+            # With more requests than slots, several share one: the map tells blocks in use, not
+            # every owner.
             slot = self._free_slots.pop() if self._free_slots else request.serial % SLOTS
             self._slots[request.serial] = slot
         shown, holders, cached, byte = self._bytes, self._holders, self._cached, FIRST_SLOT + slot
@@ -78,7 +81,8 @@ class BlockMap:
             held.append(block)
 
     def release(self, request: Request, cached: int, t: int = 0) -> None:
-        """`request` gave its blocks back at `t`; `cached` of them stay for reuse (-1: not known, taken as none)."""
+        """`request` gave its blocks back at `t`; `cached` of them stay for reuse (-1: not known,
+        taken as none)."""
         shown, holders, since = self._bytes, self._holders, self._since
         for place, block in enumerate(self._held.pop(request.serial, ())):
             others = holders.pop(block, 1) - 1
@@ -115,7 +119,8 @@ class BlockMap:
             self._bytes[block] = FREE
 
     def since(self) -> bytes:
-        """For each block of the map the instant (packed i64 ns) since which it is cached; empty when none is."""
+        """For each block of the map the instant (packed i64 ns) since which it is cached; empty
+        when none is."""
         return self._since.tobytes() if self._cached else b""
 
     def cached_since(self) -> list[int]:
@@ -130,7 +135,8 @@ class BlockMap:
 
 
 def block_runs(data: bytes) -> list[tuple[int, int, list[int]]]:
-    """`Step.block_ids` as (key, index, block ids). A run that claims more ids than there are is cut."""
+    """`Step.block_ids` as (key, index, block ids). A run that claims more ids than there are is
+    cut."""
     values = unpack_u32(data).tolist()
     runs: list[tuple[int, int, list[int]]] = []
     at, size = 0, len(values)

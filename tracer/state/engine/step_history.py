@@ -1,9 +1,11 @@
-"""The most recent steps of one engine, and how the time from one token to the next divides among their phases.
+"""The most recent steps of one engine, and how the time from one token to the next divides among
+their phases.
 
-Steps are addressed by a running index (0 for the first one seen) rather than by the engine's number, which may jump.
-The interval from the token of step *i*−1 to the token of step *i* is the same for every request that is a member of
-both, so its division is computed once a step and kept as running sums: the decode breakdown of a request
-over a run of steps is one subtraction, whatever the length of the run.
+Steps are addressed by a running index (0 for the first one seen) rather than by the engine's
+number, which may jump. The interval from the token of step *i*−1 to the token of step *i* is the
+same for every request that is a member of both, so its division is computed once a step and kept as
+running sums: the decode breakdown of a request over a run of steps is one subtraction, whatever the
+length of the run.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from engine_hooks.protocol.events import Step, StepDevice, Timing
 Ints = npt.NDArray[np.int64]
 
 PARTS: Final = ("wait", "update", "schedule", "prepare", "embed", "layers", "head", "sample")
-"""Phases between two tokens: the host idle between steps; the rest of the previous step after its token; the batch
-chosen; inputs built; embedding; layers; LM head; sampling until the token is known on the host."""
+"""Phases between two tokens: the host idle between steps; the rest of the previous step after its
+token; the batch chosen; inputs built; embedding; layers; LM head; sampling until the token is known
+on the host."""
 _WAIT, _UPDATE, _SCHEDULE, _PREPARE, _EMBED, _LAYERS, _HEAD, _SAMPLE = range(len(PARTS))
 
 _MANY: Final = 256
@@ -35,7 +38,8 @@ _NONE: Final[Parts] = (0, 0, 0, 0, 0, 0, 0, 0)
 def device_offsets(step: Step) -> tuple[int, int, int, int]:
     """Offsets of embedding, first layer, head and logits in ns from `step.t`, -1 where not known.
 
-    Where the host only timed launches of asynchronous work, its stamps say nothing about these: all are -1.
+    Where the host only timed launches of asynchronous work, its stamps say nothing about these: all
+    are -1.
     """
     if step.timing == Timing.LAUNCH:
         return -1, -1, -1, -1
@@ -43,22 +47,27 @@ def device_offsets(step: Step) -> tuple[int, int, int, int]:
 
 
 def token_instant(step: Step) -> int:
-    """When the tokens of a step were known on the host (ns): `token`, or the nearest later instant that was taken."""
+    """When the tokens of a step were known on the host (ns): `token`, or the nearest later instant
+    that was taken."""
     offset = step.token
     if offset < 0 and step.timing != Timing.LAUNCH:
         offset = step.sampled
     if offset < 0:
         offset = step.end
     if offset < 0:
-        offset = max(step.logits, step.head, step.layers, step.embed, step.launched, step.scheduled, 0)
+        offset = max(
+            step.logits, step.head, step.layers, step.embed, step.launched, step.scheduled, 0
+        )
     return step.t + offset
 
 
 def divide(step: Step, token: int, previous_token: int, previous_end: int) -> Parts:
-    """The interval `previous_token` … `token` (ns) divided among `PARTS`; the parts always add up to it exactly.
+    """The interval `previous_token` … `token` (ns) divided among `PARTS`; the parts always add up
+    to it exactly.
 
-    Whatever of `step` lies before `previous_token` (the next step is prepared while this one runs) is clipped. A
-    phase whose end was not taken is counted with the one after it; if the layers are among several, all is *layers*.
+    Whatever of `step` lies before `previous_token` (the next step is prepared while this one runs)
+    is clipped. A phase whose end was not taken is counted with the one after it; if the layers are
+    among several, all is *layers*.
     """
     parts = [0] * len(PARTS)
     begin = min(max(step.t, previous_token), token)
@@ -90,14 +99,19 @@ def divide(step: Step, token: int, previous_token: int, previous_end: int) -> Pa
     return tuple(parts)  # type: ignore[return-value]
 
 
-def divide_many(steps: Sequence[Step], tokens: Ints, previous_tokens: Ints, previous_ends: Ints) -> Ints:
-    """`divide` for each of `steps`, as rows: what a state from a keyframe needs of all its steps at once."""
+def divide_many(
+    steps: Sequence[Step], tokens: Ints, previous_tokens: Ints, previous_ends: Ints
+) -> Ints:
+    """`divide` for each of `steps`, as rows: what a state from a keyframe needs of all its steps at
+    once."""
     parts = np.zeros((len(steps), len(PARTS)), np.int64)
     start = np.array([step.t for step in steps], np.int64)
     begin = np.minimum(np.maximum(start, previous_tokens), tokens)
     update = np.minimum(np.maximum(previous_ends, previous_tokens), begin) - previous_tokens
     parts[:, _UPDATE], parts[:, _WAIT] = update, begin - previous_tokens - update
-    offsets = np.array([(step.scheduled, step.launched, *device_offsets(step)) for step in steps], np.int64)
+    offsets = np.array(
+        [(step.scheduled, step.launched, *device_offsets(step)) for step in steps], np.int64
+    )
     at, hidden = begin, np.zeros(len(steps), np.bool_)
     rows = np.arange(len(steps))
     for column, part in enumerate((_SCHEDULE, _PREPARE, _PREPARE, _EMBED, _LAYERS, _HEAD)):
@@ -112,8 +126,8 @@ def divide_many(steps: Sequence[Step], tokens: Ints, previous_tokens: Ints, prev
 
 
 class StepHistory:
-    """A window over the steps of one engine: `steps[index - base]`, with `tokens` (instant at which its tokens were
-    known, never decreasing) and `sizes` (members) beside it."""
+    """A window over the steps of one engine: `steps[index - base]`, with `tokens` (instant at which
+    its tokens were known, never decreasing) and `sizes` (members) beside it."""
 
     def __init__(self) -> None:
         self.base = 0
@@ -125,8 +139,8 @@ class StepHistory:
         self.index_of: dict[int, int] = {}
         """Index of a step number, for those still kept."""
         self._sums: list[Parts] = []
-        """Running sums of `divide` for the steps from place `_summed` on: extended when read, to both sides, cut back
-        when a step is amended."""
+        """Running sums of `divide` for the steps from place `_summed` on: extended when read, to
+        both sides, cut back when a step is amended."""
         self._summed: int | None = None
         self._sum_before: Parts = _NONE
         """What they begin with."""
@@ -168,8 +182,9 @@ class StepHistory:
         return max(step.t + step.end, self.tokens[index - self.base])
 
     def sums(self, index: int) -> Parts:
-        """Running sums of the division up to the step at `index` (from `base` - 1 on). Differences count: what
-        was asked for first is 0, and of steps that nobody asks about nothing is read."""
+        """Running sums of the division up to the step at `index` (from `base` - 1 on). Differences
+        count: what was asked for first is 0, and of steps that nobody asks about nothing is
+        read."""
         place = max(index - self.base, -1)
         sums, begin = self._sums, self._summed
         if begin is None:
@@ -202,8 +217,8 @@ class StepHistory:
             sums.append(last)
 
     def _sum_back(self, place: int, begin_place: int) -> Parts:
-        """Extend the running sums so that they begin behind `place`, no longer at `begin_place`; what they begin
-        with."""
+        """Extend the running sums so that they begin behind `place`, no longer at `begin_place`;
+        what they begin with."""
         parts = np.cumsum(self._divided(place + 1, begin_place - 1), axis=0)
         begin = np.array(self._sum_before, np.int64) - parts[-1]
         self._sums[:0] = map(tuple, (parts + begin).tolist())
@@ -217,7 +232,9 @@ class StepHistory:
         ends = np.maximum(np.array([step.t + step.end for step in steps], np.int64), tokens)
         previous_tokens, previous_ends = np.empty_like(tokens), np.empty_like(ends)
         previous_tokens[1:], previous_ends[1:] = tokens[:-1], ends[:-1]
-        before = (self.tokens[first - 1], self.end(self.base + first - 1)) if first else self._before
+        before = (
+            (self.tokens[first - 1], self.end(self.base + first - 1)) if first else self._before
+        )
         previous_tokens[0], previous_ends[0] = (tokens[0], tokens[0]) if before is None else before
         parts = divide_many(steps, tokens, previous_tokens, previous_ends)
         if before is None:
@@ -225,12 +242,14 @@ class StepHistory:
         return parts
 
     def amend(self, device: StepDevice) -> int | None:
-        """Put device times into the step they belong to; returns its index, or None when it is not kept."""
+        """Put device times into the step they belong to; returns its index, or None when it is not
+        kept."""
         index = self.index_of.get(device.n)
         if index is None:
             return None
         old = self.step(index)
-        new = msgspec.structs.replace(old)  # the event may be held by others: never changed in place
+        # the event may be held by others: never changed in place
+        new = msgspec.structs.replace(old)
         for name in ("embed", "layers", "head", "logits", "sampled"):
             offset = getattr(device, name)
             if offset >= 0:

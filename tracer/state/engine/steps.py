@@ -1,11 +1,12 @@
 """Who takes part in the steps of one engine.
 
-A step event is a delta: members are those of the step before, less `left`, plus `joined`, each with one token in
-and one out unless `odd` says otherwise. A member for which that stays true has an *open run* (`Request.open_since`)
-and costs nothing a step: its tokens follow from the history. Only changes are worked on. When an event is lost the
-implied members are no longer certain: their runs are closed, they are marked incomplete and get no further
-tokens until a step names them or a roster, which is absolute, confirms them. Fewer tokens for a second
-are better than tokens of someone else.
+A step event is a delta: members are those of the step before, less `left`, plus `joined`, each with
+one token in and one out unless `odd` says otherwise. A member for which that stays true has an
+*open run* (`Request.open_since`) and costs nothing a step: its tokens follow from the history. Only
+changes are worked on. When an event is lost the implied members are no longer certain: their runs
+are closed, they are marked incomplete and get no further tokens until a step names them or a
+roster, which is absolute, confirms them. Fewer tokens for a second are better than tokens of
+someone else.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ _ROOM: Final = 4 * 65_536
 RECENT: Final = 64
 """Requests that left lately, whose views change when device times arrive."""
 LAG: Final = 16
-"""By how many steps a roster may be late: it is brought up to date with their deltas. So many steps are always kept."""
+"""By how many steps a roster may be late: it is brought up to date with their deltas. So many steps
+are always kept."""
 
 
 class Batch:
     """The running batch of one engine and its step history.
 
-    `member` gives the request of a key, made if need be, or None when the key belongs to another engine's request.
-    `first_token` is called when a request's first token became known; `pace` counts the gaps between tokens. `keep`
-    steps stay in the history.
+    `member` gives the request of a key, made if need be, or None when the key belongs to another
+    engine's request. `first_token` is called when a request's first token became known; `pace`
+    counts the gaps between tokens. `keep` steps stay in the history.
     """
 
     def __init__(
@@ -65,12 +67,13 @@ class Batch:
         self._unsettled: dict[int, Request] = {}
         """Requests that refer to steps of the history."""
         self._sleeping: dict[int, Request] = {}
-        """Those among them that were asleep when steps were dropped: they are settled when they wake."""
+        """Those among them that were asleep when steps were dropped: they are settled when they
+        wake."""
         self._dropped: list[tuple[StepHistory, int]] = []
         """For them, the history before each time, and the first index that stayed."""
         self._left: deque[tuple[int, Request]] = deque(maxlen=RECENT)
 
-    # --- events -------------------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------
 
     def apply(self, step: Step) -> bool:
         """Take one step in. Returns False when it was seen before or comes too late to be used."""
@@ -135,8 +138,8 @@ class Batch:
     def roster(self, event: Roster, rows: Iterable[Sequence[int]]) -> None:
         """Take the absolute state after step `event.n`: members and token counts.
 
-        A roster of a step shortly before the newest one (engines that prepare the next step while one runs) is brought
-        up to date with the deltas since; an older one is not used.
+        A roster of a step shortly before the newest one (engines that prepare the next step while
+        one runs) is brought up to date with the deltas since; an older one is not used.
         """
         later: list[Step] = []
         if self.expected is not None and event.n + 1 < self.expected:
@@ -215,7 +218,7 @@ class Batch:
                 if table.get(key) is request:
                     del table[key]
 
-    # --- changes of membership ------------------------------------------------------------------------------------
+    # --- changes of membership --------------------------------------------------------------------
 
     def _join(self, key: int, t: int) -> None:
         request = self._member(key, t)
@@ -273,8 +276,8 @@ class Batch:
                 self.doubtful[key] = request
 
     def _replace(self, members: dict[int, Request], complete: bool) -> None:
-        """Make `members` the batch: those who were already certain keep their runs. Who is not among them has left,
-        if the list is complete."""
+        """Make `members` the batch: those who were already certain keep their runs. Who is not
+        among them has left, if the list is complete."""
         if complete:
             for key in [key for key in self.members if key not in members]:
                 self._leave(key, self.history.last_index + 1)
@@ -282,7 +285,7 @@ class Batch:
             if self.members.get(key) is not request or key in self.doubtful:
                 self._join(key, request.first_seen)
 
-    # --- tokens -----------------------------------------------------------------------------------------------------
+    # --- tokens -----------------------------------------------------------------------------------
 
     def _open(self, request: Request, index: int, contiguous: bool) -> None:
         """The request ran one token and got one, and goes on so."""
@@ -293,7 +296,9 @@ class Batch:
         self.steady += 1
         self.pace.opened(request, index)
 
-    def _irregular(self, request: Request, index: int, scheduled: int, produced: int, contiguous: bool) -> None:
+    def _irregular(
+        self, request: Request, index: int, scheduled: int, produced: int, contiguous: bool
+    ) -> None:
         """The request ran `scheduled` tokens in step `index` and got `produced`."""
         self._took_part(request, index, scheduled, produced, contiguous)
         if produced:
@@ -304,7 +309,9 @@ class Batch:
         request.last_seen = self.history.tokens[-1]
         request.last_batch = self.history.sizes[-1]
 
-    def _took_part(self, request: Request, index: int, scheduled: int, produced: int, contiguous: bool) -> None:
+    def _took_part(
+        self, request: Request, index: int, scheduled: int, produced: int, contiguous: bool
+    ) -> None:
         request.version += 1
         self._unsettled[request.serial] = request
         token = self.history.tokens[-1]
@@ -359,7 +366,8 @@ class Batch:
                 if span.last > index:
                     told -= (span.last - max(span.first, index + 1) + 1) * span.produced
         if output != told + request.unseen:
-            # Fewer than steps told of: they were given to the wrong request. What was seen is kept, and marked.
+            # Fewer than steps told of: they were given to the wrong request. What was seen is kept,
+            # and marked.
             request.unseen = max(0, output - told)
             request.incomplete = True
 
@@ -383,7 +391,8 @@ class Batch:
         return self._dropped[0][0] if request.serial in self._sleeping else self.history
 
     def woken(self, request: Request) -> None:
-        """A request is not asleep any more: what has been dropped of its steps is copied out now."""
+        """A request is not asleep any more: what has been dropped of its steps is copied out
+        now."""
         if request.serial not in self._sleeping:
             return
         refers = False

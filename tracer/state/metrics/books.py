@@ -1,7 +1,7 @@
 """The books that the latencies over windows and the Numbers view are read from.
 
-`TraceState` writes them as events come in; `numbers` reads them. They hold counts, not requests: nothing in them grows
-without bound, and a request that was dropped long ago is still in them.
+`TraceState` writes them as events come in; `numbers` reads them. They hold counts, not requests:
+nothing in them grows without bound, and a request that was dropped long ago is still in them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _MOST: Final = 1 << 40
 """No number of tokens of ours is larger, whatever a peer says."""
 STEPS: Final = WIDTH * (GROUPS + 1)
 STEP_TOKENS, STEP_BUDGET = STEPS + 1, STEPS + 2
-"""Series of all engines' steps; of the tokens scheduled in those whose engine told its budget; of these budgets."""
+"""Series of all engines' steps; of the tokens scheduled in those whose engine told its budget; of
+these budgets."""
 _PLACES: Final = {name: place for place, name in enumerate(COLUMNS)}
 
 
@@ -31,8 +32,11 @@ class Books:
 
     def __init__(self) -> None:
         self.groups = Groups()
-        self.counts = WindowedCounts([*range(len(TIMERS)), *[-1] * (WIDTH - len(TIMERS))] * (GROUPS + 1))
-        """By group: `pace.COLUMNS`; steps; gaps by batch size and by position. Its sums: `pace.TIMERS` of all."""
+        self.counts = WindowedCounts(
+            [*range(len(TIMERS)), *[-1] * (WIDTH - len(TIMERS))] * (GROUPS + 1)
+        )
+        """By group: `pace.COLUMNS`; steps; gaps by batch size and by position. Its sums:
+        `pace.TIMERS` of all."""
         self.ledger = Ledger()
         self.paces: dict[str, Pace] = {}
         self.tracks: dict[str, Track] = {}
@@ -53,7 +57,9 @@ class Books:
     def count(self, request: Request, name: str, t: int, amount: int = 1) -> None:
         """Something of the request is to be counted at `t` (ns)."""
         if amount > 0:
-            self.counts.add(t, self.groups.of(request) * WIDTH + _PLACES[name], 0.0, min(amount, _MOST))
+            self.counts.add(
+                t, self.groups.of(request) * WIDTH + _PLACES[name], 0.0, min(amount, _MOST)
+            )
 
     def scheduled(self, request: Request, t: int) -> None:
         """The request was scheduled for the first time."""
@@ -76,9 +82,11 @@ class Books:
         self.ledger.drop(old.serial)
         self.ledger.drop(new.serial)
 
-    def step(self, source: str, step: Step, length: int, wait: int, batch: int, budget: int) -> None:
-        """A step of `length` ns was taken in, whose members waited for `wait` ns; `budget`: tokens that it could have
-        run, -1 when that is not known."""
+    def step(
+        self, source: str, step: Step, length: int, wait: int, batch: int, budget: int
+    ) -> None:
+        """A step of `length` ns was taken in, whose members waited for `wait` ns; `budget`: tokens
+        that it could have run, -1 when that is not known."""
         tokens = min(max(0, step.tokens), _MOST)
         self.counts.add(step.t, STEPS, 0.0)
         if 0 < budget < _MOST:
@@ -88,7 +96,17 @@ class Books:
         track = self.tracks.get(source)
         if track is None:
             track = self.tracks[source] = Track()
-        track.add(step.t, length, wait, batch, tokens, step.used, step.cached, step.free, max(0, step.waiting))
+        track.add(
+            step.t,
+            length,
+            wait,
+            batch,
+            tokens,
+            step.used,
+            step.cached,
+            step.free,
+            max(0, step.waiting),
+        )
 
     # --- keyframes
 
@@ -98,17 +116,23 @@ class Books:
         pieces.update({f"counts:{name}": piece for name, piece in self.counts.chunks().items()})
         pieces.update({f"ledger:{name}": piece for name, piece in self.ledger.chunks().items()})
         for source, track in self.tracks.items():
-            pieces.update({f"track:{source}:{name}": piece for name, piece in track.chunks().items()})
+            pieces.update(
+                {f"track:{source}:{name}": piece for name, piece in track.chunks().items()}
+            )
         pieces.update({f"pace:{source}:runs": pace.chunk() for source, pace in self.paces.items()})
         return pieces
 
     def restore(
-        self, pieces: Mapping[str, Mapping[str, bytes]], last: Mapping[str, int], known: Callable[[int], bool],
+        self,
+        pieces: Mapping[str, Mapping[str, bytes]],
+        last: Mapping[str, int],
+        known: Callable[[int], bool],
         over: Collection[int],
-    ) -> None:  # fmt: skip
-        """Take over what `chunks` told, by what is before the last colon of a name, then what is behind it. `last`:
-        index of the last step of each source; `known`: whether a request of that number is there; `over`: which are
-        over. Raises ValueError or KeyError for what does not hold together."""
+    ) -> None:
+        """Take over what `chunks` told, by what is before the last colon of a name, then what is
+        behind it. `last`: index of the last step of each source; `known`: whether a request of that
+        number is there; `over`: which are over. Raises ValueError or KeyError for what does not
+        hold together."""
         self.groups.restore(pieces["groups"][""])
         self.counts.restore(pieces["counts"])
         self.ledger.restore(pieces["ledger"], over, len(self.groups.known))

@@ -1,8 +1,8 @@
 """Whom a figure belongs to: the engine that has the request, the route it came by, and its tenant.
 
-A group is one combination of the three. Routes and tenants are words of clients, so their number is bounded: the first
-`GROUPS` combinations get a group of their own, whatever comes later is counted in the group ``other``, and nothing
-is lost from the sums.
+A group is one combination of the three. Routes and tenants are words of clients, so their number is
+bounded: the first `GROUPS` combinations get a group of their own, whatever comes later is counted
+in the group ``other``, and nothing is lost from the sums.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Group(NamedTuple):
 
 
 class Groups:
-    """Combinations by number, from 1 on in order of appearance; `OTHER` stands for those that found no place."""
+    """Combinations by number, from 1 on in order of appearance; `OTHER` stands for those that found
+    no place."""
 
     def __init__(self) -> None:
         self.known: list[Group] = [Group("other", "other", "other")]
@@ -52,7 +53,9 @@ class Groups:
 
     def chunk(self) -> bytes:
         """All groups but ``other``."""
-        return "\0".join(word for group in self.known[1:] for word in group).encode("utf-8", "surrogatepass")
+        return "\0".join(word for group in self.known[1:] for word in group).encode(
+            "utf-8", "surrogatepass"
+        )
 
     def restore(self, data: bytes) -> None:
         """Take over what `chunk` told. Raises ValueError for too many groups, or one told twice."""

@@ -1,8 +1,9 @@
-"""What requests came to: one row for each of the last `ROWS` that are over, in columns of whole numbers.
+"""What requests came to: one row for each of the last `ROWS` that are over, in columns of whole
+numbers.
 
-Lengths, ends, hits and targets are asked for by request, for any group and any window, and by targets that are only
-named when somebody looks: sums and histograms cannot answer that. A row is written when the request is over, and again
-when something more is told of it.
+Lengths, ends, hits and targets are asked for by request, for any group and any window, and by
+targets that are only named when somebody looks: sums and histograms cannot answer that. A row is
+written when the request is over, and again when something more is told of it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,23 @@ from tracer.state.request.request import Request
 
 ROWS: Final = 16_384
 COLUMNS: Final = (
-    "serial", "over", "group", "reason", "prompt", "cached", "output", "queue", "prefill", "ttft", "tpot", "itl", "e2e",
+    "serial",
+    "over",
+    "group",
+    "reason",
+    "prompt",
+    "cached",
+    "output",
+    "queue",
+    "prefill",
+    "ttft",
+    "tpot",
+    "itl",
+    "e2e",
     "preemptions",
-)  # fmt: skip
-"""`over`: instant (ns). Times in ns, tokens: -1 where not known. `itl` is the request's own 99th percentile, `reason` a
-place in `Ledger.reasons`."""
+)
+"""`over`: instant (ns). Times in ns, tokens: -1 where not known. `itl` is the request's own 99th
+percentile, `reason` a place in `Ledger.reasons`."""
 REASONS: Final = 24
 """Ends that are told apart; an engine's further words are ``other``."""
 KNOWN_REASONS: Final = ("other", "lost", "cancelled", "failed", "rejected", "unknown")
@@ -50,7 +63,8 @@ class Ledger:
 
     def __init__(self) -> None:
         self._asleep: _Asleep | None = None
-        """Rows before those in the columns, of a ledger from a keyframe that nobody has looked at."""
+        """Rows before those in the columns, of a ledger from a keyframe that nobody has looked
+        at."""
         self._revived: set[int] = set()
         """Requests with a row that are not over after all."""
         self.reasons: list[str] = list(KNOWN_REASONS)
@@ -65,12 +79,25 @@ class Ledger:
 
     def put(self, request: Request, group: int) -> None:
         """Write the row of a request that is over."""
-        row = tuple(min(max(value, -1), _MOST) for value in (
-            request.serial, request.over or 0, group, self._reason(request), request.prompt_tokens,
-            request.cached_tokens, request.output_tokens, _ns(latency.queue(request)), _ns(latency.prefill(request)),
-            _ns(latency.ttft(request)), _ns(latency.tpot(request)), _own_itl(request), _ns(latency.answer(request)),
-            len(request.preemptions),
-        ))  # fmt: skip
+        row = tuple(
+            min(max(value, -1), _MOST)
+            for value in (
+                request.serial,
+                request.over or 0,
+                group,
+                self._reason(request),
+                request.prompt_tokens,
+                request.cached_tokens,
+                request.output_tokens,
+                _ns(latency.queue(request)),
+                _ns(latency.prefill(request)),
+                _ns(latency.ttft(request)),
+                _ns(latency.tpot(request)),
+                _own_itl(request),
+                _ns(latency.answer(request)),
+                len(request.preemptions),
+            )
+        )
         self._revived.discard(request.serial)
         place = self._place(request.serial)
         if place is not None:
@@ -99,14 +126,18 @@ class Ledger:
         return None if place is None or place < first else place - first
 
     def since(self, began: int) -> float | None:
-        """From when on all rows are there, in s after `began` (ns); None when none was forgotten."""
+        """From when on all rows are there, in s after `began` (ns); None when none was
+        forgotten."""
         self._wake()
         return (self._columns[1][0] - began) / NS_PER_S if self.dropped and len(self) else None
 
     def columns(self) -> dict[str, Ints]:
         """The rows of requests that are over, by column."""
         self._wake()
-        found = {name: np.array(column, np.int64) for name, column in zip(COLUMNS, self._columns, strict=True)}
+        found = {
+            name: np.array(column, np.int64)
+            for name, column in zip(COLUMNS, self._columns, strict=True)
+        }
         kept = found["over"] >= 0
         return found if kept.all() else {name: column[kept] for name, column in found.items()}
 
@@ -146,15 +177,18 @@ class Ledger:
         return pieces
 
     def restore(self, pieces: Mapping[str, bytes], over: Collection[int], groups: int) -> None:
-        """Take over what `chunks` told, pieces of rows that have gone left out; the rows are not read before someone
-        looks at them. `over`: requests that may have one; `groups`: how many there are. Raises ValueError or
-        KeyError."""
+        """Take over what `chunks` told, pieces of rows that have gone left out; the rows are not
+        read before someone looks at them. `over`: requests that may have one; `groups`: how many
+        there are. Raises ValueError or KeyError."""
         size, revived = array("q"), array("q")
         size.frombytes(pieces["size"])
         revived.frombytes(pieces["revived"])
         first, rows = size
         words = pieces["reasons"].decode("utf-8", "surrogatepass").split("\0")
-        if not (first >= 0 and 0 <= rows < ROWS + _CHUNK and first % _CHUNK == 0) or len(words) > REASONS:
+        if (
+            not (first >= 0 and 0 <= rows < ROWS + _CHUNK and first % _CHUNK == 0)
+            or len(words) > REASONS
+        ):
             raise ValueError("no such rows")
         self.reasons, self.dropped, self._revived = words, first, set(revived)
         sleeping, _, _ = chunks.split(pieces, first, rows, _PIECE, 0)
@@ -167,13 +201,20 @@ class Ledger:
         if asleep is None:
             return
         table = asleep.table()
-        self._columns = [array("q", old.tobytes()) + new for old, new in zip(table, self._columns, strict=True)]
-        self._places = {**dict(zip(table[0].tolist(), range(self.dropped, self.dropped + asleep.rows), strict=True)),
-                        **self._places}  # fmt: skip
+        self._columns = [
+            array("q", old.tobytes()) + new for old, new in zip(table, self._columns, strict=True)
+        ]
+        self._places = {
+            **dict(
+                zip(table[0].tolist(), range(self.dropped, self.dropped + asleep.rows), strict=True)
+            ),
+            **self._places,
+        }
 
 
 class _Asleep(NamedTuple):
-    """The last `rows` of the rows that are still in their pieces, of the requests `known` at most."""
+    """The last `rows` of the rows that are still in their pieces, of the requests `known` at
+    most."""
 
     told: chunks.Sleeping
     rows: int
@@ -182,9 +223,14 @@ class _Asleep(NamedTuple):
     groups: int
 
     def table(self) -> Ints:
-        """A row for each column. Where the pieces contradict themselves no row counts for anything."""
+        """A row for each column. Where the pieces contradict themselves no row counts for
+        anything."""
         table = self.told.table(len(COLUMNS), _PIECE)
-        table = np.full((len(COLUMNS), self.rows), -1, np.int64) if table is None else table[:, -self.rows :]
+        table = (
+            np.full((len(COLUMNS), self.rows), -1, np.int64)
+            if table is None
+            else table[:, -self.rows :]
+        )
         for name, most in (("group", self.groups), ("reason", self.reasons)):
             column = table[COLUMNS.index(name)]
             column[(column < 0) | (column >= most)] = 0
@@ -192,8 +238,13 @@ class _Asleep(NamedTuple):
 
 
 def _own_itl(request: Request) -> int:
-    """99th percentile of the gaps between the request's own tokens (ns, nearest rank); -1 when they are not known."""
-    if request.incomplete or request.unseen or not request.output_tokens <= request.observed <= _TOKENS:
+    """99th percentile of the gaps between the request's own tokens (ns, nearest rank); -1 when they
+    are not known."""
+    if (
+        request.incomplete
+        or request.unseen
+        or not request.output_tokens <= request.observed <= _TOKENS
+    ):
         return -1
     times, _ = decode.token_times(request)
     if len(times) < 2 or len(times) < request.output_tokens:
@@ -202,7 +253,8 @@ def _own_itl(request: Request) -> int:
     rank = max(1, math.ceil(0.99 * len(gaps)))
     if gaps.all():
         return int(np.partition(gaps, rank - 1)[rank - 1])
-    # Several tokens at one instant share the gap before it; those that came with the first one took none.
+    # Several tokens at one instant share the gap before it; those that came with the first one took
+    # none.
     ends = np.flatnonzero(gaps)
     counts = np.diff(ends, append=len(gaps))
     shared = np.repeat(gaps[ends] / counts, counts)

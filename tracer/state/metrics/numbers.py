@@ -1,7 +1,8 @@
-"""What the Numbers screen, ``show --json`` and the text report read: every figure of a trace in one immutable view.
+"""What the Numbers screen, ``show --json`` and the text report read: every figure of a trace in one
+immutable view.
 
-Each figure is defined in docs/numbers.md. `None` stands for *not known*, never for zero. Times are ms unless a name
-says otherwise; shares are 0 to 1; rates are per second.
+Each figure is defined in docs/numbers.md. `None` stands for *not known*, never for zero. Times are
+ms unless a name says otherwise; shares are 0 to 1; rates are per second.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ DIMENSIONS: Final = ("engine", "route", "tenant")
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is asked for. `text` keeps the groups in whose engine, route or tenant it occurs, in any case; `slo` are the
-    user's targets; `by` the dimensions for which groups are wanted, over each of the windows in `grouped`."""
+    """What is asked for. `text` keeps the groups in whose engine, route or tenant it occurs, in any
+    case; `slo` are the user's targets; `by` the dimensions for which groups are wanted, over each
+    of the windows in `grouped`."""
 
     text: str = ""
     slo: Slo = NO_TARGETS
@@ -41,8 +43,9 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """How many of the requests that ended were within the targets: `met` of `judged`; `unknown` lost an event that
-    would tell. `goodput`: requests per second that met all. `each`: (latency, target in ms, share within it)."""
+    """How many of the requests that ended were within the targets: `met` of `judged`; `unknown`
+    lost an event that would tell. `goodput`: requests per second that met all. `each`: (latency,
+    target in ms, share within it)."""
 
     met: int = 0
     judged: int = 0
@@ -92,23 +95,25 @@ class GroupFigures:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Everything over one window that ends now. `window_s` is infinite for the whole trace; `span_s` is how much of the
-    window the trace covers."""
+    """Everything over one window that ends now. `window_s` is infinite for the whole trace;
+    `span_s` is how much of the window the trace covers."""
 
     window_s: float
     span_s: float
     all: Figures
     steps: int = 0
     budget_use: float | None = None
-    """Tokens scheduled of those that the engines' token budgets allowed, over the steps of the window."""
+    """Tokens scheduled of those that the engines' token budgets allowed, over the steps of the
+    window."""
     groups: dict[str, tuple[GroupFigures, ...]] = field(default_factory=dict)
     """By dimension, in order of appearance; empty for what was not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The engines now, added up: blocks that requests hold (`live`), that are kept for reuse (`cached`) and that are
-    neither (`free`), of `blocks`; requests; members and tokens of the last step, and how many there may be."""
+    """The engines now, added up: blocks that requests hold (`live`), that are kept for reuse
+    (`cached`) and that are neither (`free`), of `blocks`; requests; members and tokens of the last
+    step, and how many there may be."""
 
     blocks: int | None = None
     live: int | None = None
@@ -141,8 +146,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """ITL against a size. `rise`: p50 at the upper end over p50 at the lower end, of the ranges that hold enough
-    samples; None when there are not two."""
+    """ITL against a size. `rise`: p50 at the upper end over p50 at the lower end, of the ranges
+    that hold enough samples; None when there are not two."""
 
     points: tuple[Point, ...] = ()
     rise: float | None = None
@@ -163,8 +168,9 @@ class PromptPoint:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """One column of an engine's history. `begin_s` since the trace began; `step` mean and `step_max` longest step;
-    `wait` the longest time that members waited between two steps, `stalled` when that was no pause but a stall."""
+    """One column of an engine's history. `begin_s` since the trace began; `step` mean and
+    `step_max` longest step; `wait` the longest time that members waited between two steps,
+    `stalled` when that was no pause but a stall."""
 
     begin_s: float
     steps: int
@@ -181,7 +187,8 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """One engine over the window: the busiest of those that match. Columns in which no step began are left out."""
+    """One engine over the window: the busiest of those that match. Columns in which no step began
+    are left out."""
 
     engine: str = ""
     title: str = ""
@@ -191,7 +198,8 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """All of it, at `now` (ns). Curves and history are over the window `window_s`; curves are of all requests."""
+    """All of it, at `now` (ns). Curves and history are over the window `window_s`; curves are of
+    all requests."""
 
     now: int
     began: int
@@ -209,9 +217,9 @@ class Numbers:
     overflow: bool = False
     """Whether there were more combinations than are told apart."""
     ledger_from_s: float | None = None
-    """Ends, lengths and targets of the whole trace are of the requests that ended since then; None: of all."""
+    """Ends, lengths and targets of the whole trace are of the requests that ended since then; None:
+    of all."""
 
     def window(self, window_s: float) -> Window:
         """The window nearest to so many seconds."""
         return self.windows[nearest_window(window_s)]
-

@@ -1,7 +1,7 @@
 """Ranges of whole numbers that grow by half an octave: 1, 2, 3, 4-5, 6-7, 8-11, 12-15, 16-23 …
 
-What is drawn against a size (batch, context, prompt) is gathered in them: few enough for one glance and for memory,
-fine enough that a bend is where it is.
+What is drawn against a size (batch, context, prompt) is gathered in them: few enough for one glance
+and for memory, fine enough that a bend is where it is.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 RANGES: Final = 48
-"""Numbers of ranges: the last one takes everything from 12,582,912 on. Range 1 is empty: no whole number is between 1
-and 2."""
+"""Numbers of ranges: the last one takes everything from 12,582,912 on. Range 1 is empty: no whole
+number is between 1 and 2."""
 
 
 def range_of(number: int) -> int:

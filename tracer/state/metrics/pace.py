@@ -1,8 +1,10 @@
-"""The pace of one engine's batch: the gap before each token, by group, by batch size and by position in the sequence.
+"""The pace of one engine's batch: the gap before each token, by group, by batch size and by
+position in the sequence.
 
-All members of a batch that yield one token a step see the same gap, so a step costs a few additions, not one a token:
-how many such members are in each group and in each range of positions is kept up to date as runs open and close, and as
-positions cross from one range into the next (every range is half an octave: rarely).
+All members of a batch that yield one token a step see the same gap, so a step costs a few
+additions, not one a token: how many such members are in each group and in each range of positions
+is kept up to date as runs open and close, and as positions cross from one range into the next
+(every range is half an octave: rarely).
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ assert WIDTH * (GROUPS + 1) <= COARSE and BY_PLACE + RANGES <= SERIES
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A member that yields a token a step. In step *i* (index of the history) it is at position `base` + *i*; `base` is
-    None when the length of its prompt is not known. `place`: range of the position, -1 then; `crossing`: the step in
-    which it comes into the next one."""
+    """A member that yields a token a step. In step *i* (index of the history) it is at position
+    `base` + *i*; `base` is None when the length of its prompt is not known. `place`: range of the
+    position, -1 then; `crossing`: the step in which it comes into the next one."""
 
     group: int
     base: int | None
@@ -64,10 +66,18 @@ class Pace:
     # --- runs
 
     def opened(self, request: Request, index: int) -> None:
-        """The request had a token in step `index`, not counted here, and goes on with one a step."""
+        """The request had a token in step `index`, not counted here, and goes on with one a
+        step."""
         base = None
         if 0 <= request.prompt_tokens < _LONGEST:
-            base = request.prompt_tokens + request.settled.count + request.produced + request.unseen + 1 - index
+            base = (
+                request.prompt_tokens
+                + request.settled.count
+                + request.produced
+                + request.unseen
+                + 1
+                - index
+            )
         self._begin(request.serial, Run(self._groups.of(request), base), index)
 
     def _begin(self, serial: int, run: Run, index: int) -> None:
@@ -112,9 +122,9 @@ class Pace:
     # --- tokens
 
     def step(self, index: int, token: int, gap: int | None, size: int, alone: bool) -> None:
-        """Step `index` gave each open run a token at the instant `token`, `gap` ns after the one before it (None: not
-        known). `size`: members of the batch; `alone`: whether the step ran no prompt beside them: only then is the
-        gap put down to the batch's size and to positions."""
+        """Step `index` gave each open run a token at the instant `token`, `gap` ns after the one
+        before it (None: not known). `size`: members of the batch; `alone`: whether the step ran no
+        prompt beside them: only then is the gap put down to the batch's size and to positions."""
         for run in self._crossings.pop(index, ()):
             self._places[run.place] -= 1
             run.place += 1 if run.place else 2
@@ -138,8 +148,8 @@ class Pace:
                 add(token, BY_PLACE + place, gap, number)
 
     def token(self, request: Request, token: int, gap: float | None, given: int) -> None:
-        """The request, which has no open run, got `given` tokens at the instant `token`, each `gap` ns after the one
-        before it (None: not known)."""
+        """The request, which has no open run, got `given` tokens at the instant `token`, each `gap`
+        ns after the one before it (None: not known)."""
         series = self._groups.of(request) * WIDTH
         self._counts.add(token, series + TOKENS_OUT, 0.0, given)
         if gap is not None:
@@ -156,10 +166,13 @@ class Pace:
         return rows.tobytes()
 
     def restore(self, data: bytes, last: int, known: Callable[[int], bool]) -> None:
-        """Take over what `chunk` told after step `last`. Raises ValueError for what no request or group has."""
+        """Take over what `chunk` told after step `last`. Raises ValueError for what no request or
+        group has."""
         rows = array("q")
         rows.frombytes(data)
-        for serial, group, placed, base in zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True):
+        for serial, group, placed, base in zip(
+            rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True
+        ):
             if not (0 <= group < len(self._groups.known) and known(serial) and abs(base) < 1 << 62):
                 raise ValueError("a run of nobody")
             self._begin(serial, Run(group, base if placed else None), last)

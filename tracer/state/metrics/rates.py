@@ -1,4 +1,5 @@
-"""How much of something happened per second over a window: cumulative sums with times, coarse and bounded."""
+"""How much of something happened per second over a window: cumulative sums with times, coarse and
+bounded."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from tracer.state import chunks
 GRAIN_NS = 50_000_000
 """What happens within 50 ms is one entry: a window is right to that."""
 ENTRIES = 12_288
-"""Entries kept: over ten minutes of constant activity, the longest window but that of everything."""
+"""Entries kept: over ten minutes of constant activity, the longest window but that of
+everything."""
 _MOST = 1 << 62
 """What a sum may reach: what a hostile source adds up to is cut there."""
 CHUNK = 64
@@ -65,14 +67,17 @@ class RateLog:
         return tuple(sums[-1] if sums else 0 for sums in self._sums)
 
     def over(self, now: int, window_ns: int) -> tuple[int, ...]:
-        """Sum of each column over the `window_ns` before `now`; of everything ever when that reaches back to time 0."""
+        """Sum of each column over the `window_ns` before `now`; of everything ever when that
+        reaches back to time 0."""
         since = now if window_ns >= now else now - window_ns
         if self._asleep is not None and (not self._times or self._times[0] > since):
             self._wake()
         last = bisect_right(self._times, now)
         if window_ns >= now:
-            return tuple(sums[last - 1] if last else dropped
-                         for sums, dropped in zip(self._sums, self._dropped, strict=True))  # fmt: skip
+            return tuple(
+                sums[last - 1] if last else dropped
+                for sums, dropped in zip(self._sums, self._dropped, strict=True)
+            )
         first = bisect_right(self._times, now - window_ns)
         if last <= first:
             return (0,) * len(self._sums)
@@ -93,22 +98,30 @@ class RateLog:
         return len(self._times) + (0 if self._asleep is None else self._asleep.length)
 
     def chunks(self, since: int = 0) -> dict[str, bytes]:
-        """The entries, in pieces that change one by one; of those that begin before entry `since` none but the sizes.
-        `restore` takes them."""
+        """The entries, in pieces that change one by one; of those that begin before entry `since`
+        none but the sizes. `restore` takes them."""
         self._wake()
         pieces = {"sizes": array("q", (self._gone, len(self._times), *self._dropped)).tobytes()}
         first = -(-max(since, self._gone) // CHUNK)
-        cut = chunks.cut([column[first * CHUNK - self._gone :] for column in (self._times, *self._sums)], CHUNK)
+        cut = chunks.cut(
+            [column[first * CHUNK - self._gone :] for column in (self._times, *self._sums)], CHUNK
+        )
         pieces.update({str(number): piece for number, piece in enumerate(cut, first)})
         return pieces
 
     def restore(self, pieces: Mapping[str, bytes]) -> None:
-        """Take over what `chunks` told, pieces of entries that have gone left out. Raises ValueError or KeyError."""
+        """Take over what `chunks` told, pieces of entries that have gone left out. Raises
+        ValueError or KeyError."""
         sizes = array("q")
         sizes.frombytes(pieces["sizes"])
         gone, length, *dropped = sizes
         columns = [self._times, *self._sums]
-        if gone < 0 or gone % CHUNK or not 0 <= length < 2 * ENTRIES or len(dropped) != len(self._sums):
+        if (
+            gone < 0
+            or gone % CHUNK
+            or not 0 <= length < 2 * ENTRIES
+            or len(dropped) != len(self._sums)
+        ):
             raise ValueError("no such entries")
         self._asleep, told, count = chunks.split(pieces, gone, length, CHUNK, _AWAKE)
         table = chunks.join(told, len(columns), CHUNK, count)
@@ -128,7 +141,8 @@ class RateLog:
             self._dropped = [sums[0] for sums in self._sums]
             return
         self._times, *self._sums = (
-            array("q", old.tobytes()) + new for old, new in zip(table, (self._times, *self._sums), strict=True)
+            array("q", old.tobytes()) + new
+            for old, new in zip(table, (self._times, *self._sums), strict=True)
         )
 
 

@@ -1,8 +1,8 @@
 """The Numbers view from the books: every figure of docs/numbers.md, computed here and nowhere else.
 
-Latencies of the whole trace come from the six timers, rates of the whole trace from the logs that the context strip
-reads; those of groups, and of what a filter leaves, from the windowed counts. Ends, lengths and targets are exact: they
-come from the ledger's rows.
+Latencies of the whole trace come from the six timers, rates of the whole trace from the logs that
+the context strip reads; those of groups, and of what a filter leaves, from the windowed counts.
+Ends, lengths and targets are exact: they come from the ledger's rows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 SHARES: Final = (0.5, 0.95, 0.99)
 STALL_NS: Final = 100 * NS_PER_MS
 STALL_STEPS: Final = 1.5
-"""Members that wait longer than both (ns, typical steps) between two steps are stalled: as `tracer diagnose` has it."""
+"""Members that wait longer than both (ns, typical steps) between two steps are stalled: as `tracer
+diagnose` has it."""
 ENOUGH: Final = 0.01
 """Share of a curve's samples that one of its ranges must hold to speak for an end of it."""
 
@@ -54,14 +55,20 @@ Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
-def numbers(state: Fold, now: int, window_s: float, ask: Ask, engines: Sequence[EngineView]) -> Numbers:
+def numbers(
+    state: Fold, now: int, window_s: float, ask: Ask, engines: Sequence[EngineView]
+) -> Numbers:
     """Everything at `now` (ns); curves and history over the window nearest to `window_s`."""
     books = state.books
     text = ask.text.lower()
     chosen = np.array([not text or group.matches(text) for group in books.groups.known])
     rows = books.ledger.columns()
-    rows = {name: column[(rows["over"] <= now) & chosen[rows["group"]]] for name, column in rows.items()}
-    windows = tuple([_window(state, now, place, ask, chosen, rows) for place in range(len(WINDOWS_S))])
+    rows = {
+        name: column[(rows["over"] <= now) & chosen[rows["group"]]] for name, column in rows.items()
+    }
+    windows = tuple(
+        [_window(state, now, place, ask, chosen, rows) for place in range(len(WINDOWS_S))]
+    )
     place = nearest_window(window_s)
     slot, _ = books.counts.over(now, place)
     since = max(state.began, now - _length(WINDOWS_S[place], now))
@@ -74,7 +81,9 @@ def numbers(state: Fold, now: int, window_s: float, ask: Ask, engines: Sequence[
         gauges=_gauges(engines),
         by_batch=_curve(slot, BY_BATCH),
         by_position=_curve(slot, BY_PLACE),
-        by_prompt=_by_prompt({name: column[rows["over"] >= since] for name, column in rows.items()}),
+        by_prompt=_by_prompt(
+            {name: column[rows["over"] >= since] for name, column in rows.items()}
+        ),
         history=_history(state, text, since, now, engines),
         groups=int(chosen[1:].sum()),
         overflow=bool((slot.keys // (STRIDE * WIDTH) == OTHER).any()),
@@ -86,10 +95,12 @@ def _length(window_s: float, now: int) -> int:
     return now if math.isinf(window_s) else int(window_s * NS_PER_S)
 
 
-# --- one window -----------------------------------------------------------------------------------------------------
+# --- one window -----------------------------------------------------------------------------------
 
 
-def _window(state: Fold, now: int, place: int, ask: Ask, chosen: Mask, rows: dict[str, Ints]) -> Window:
+def _window(
+    state: Fold, now: int, place: int, ask: Ask, chosen: Mask, rows: dict[str, Ints]
+) -> Window:
     books, window_s = state.books, WINDOWS_S[place]
     length = _length(window_s, now)
     slot, begin = books.counts.over(now, place)
@@ -108,9 +119,13 @@ def _window(state: Fold, now: int, place: int, ask: Ask, chosen: Mask, rows: dic
         for number, group in enumerate(books.groups.known):
             if chosen[number] and (number != OTHER or (series // WIDTH == OTHER).any()):
                 belongs[number] = names.setdefault(getattr(group, dimension), len(names))
-        parts = _parts(books.ledger.reasons, slot, series, belongs, len(names), slots_span, span, ended, ask)
+        parts = _parts(
+            books.ledger.reasons, slot, series, belongs, len(names), slots_span, span, ended, ask
+        )
         groups[dimension] = tuple(map(GroupFigures, names, parts))
-    steps, tokens, budget = (int(slot.counts[series == place].sum()) for place in (STEPS, STEP_TOKENS, STEP_BUDGET))
+    steps, tokens, budget = (
+        int(slot.counts[series == place].sum()) for place in (STEPS, STEP_TOKENS, STEP_BUDGET)
+    )
     return Window(
         window_s=window_s,
         span_s=span / NS_PER_S,
@@ -145,9 +160,16 @@ def _exact(state: Fold, now: int, length: int, span: int, place: int, whole: Fig
 
 
 def _parts(
-    reasons: Sequence[str], slot: Slot, series: Ints, belongs: Ints, number: int, slots_span: int, span: int,
-    ended: dict[str, Ints], ask: Ask,
-) -> list[Figures]:  # fmt: skip
+    reasons: Sequence[str],
+    slot: Slot,
+    series: Ints,
+    belongs: Ints,
+    number: int,
+    slots_span: int,
+    span: int,
+    ended: dict[str, Ints],
+    ask: Ask,
+) -> list[Figures]:
     """Figures of `number` parts; `belongs` says which part each group is in, -1 for none."""
     group, column = series // WIDTH, series % WIDTH
     part = np.where(group < len(belongs), belongs[np.minimum(group, len(belongs) - 1)], -1)
@@ -168,7 +190,9 @@ def _parts(
             dict(zip(COUNTERS, sums[index][len(TIMERS) :].tolist(), strict=True)),
             slots_span,
             span,
-            ended if number == 1 and not (owner != 0).any() else {n: c[owner == index] for n, c in ended.items()},
+            ended
+            if number == 1 and not (owner != 0).any()
+            else {n: c[owner == index] for n, c in ended.items()},
             ask,
         )
         for index in range(number)
@@ -176,14 +200,22 @@ def _parts(
 
 
 def _figures(
-    reasons: Sequence[str], timers: dict[str, Quantiles], counters: dict[str, int], slots_span: int, span: int,
-    ended: dict[str, Ints], ask: Ask,
-) -> Figures:  # fmt: skip
+    reasons: Sequence[str],
+    timers: dict[str, Quantiles],
+    counters: dict[str, int],
+    slots_span: int,
+    span: int,
+    ended: dict[str, Ints],
+    ask: Ask,
+) -> Figures:
     prompts = ended["prompt"]
     known = (prompts > 0) & (ended["cached"] >= 0)
     hits = ended["cached"][known] / prompts[known]
     found = np.bincount(ended["reason"], minlength=len(reasons)).tolist()
-    ends = sorted(((reasons[place], count) for place, count in enumerate(found) if count), key=lambda end: -end[1])
+    ends = sorted(
+        ((reasons[place], count) for place, count in enumerate(found) if count),
+        key=lambda end: -end[1],
+    )
     tokens_in = counters["tokens_in"]
     return Figures(
         timers=timers,
@@ -217,9 +249,12 @@ def _lengths(tokens: Ints) -> Lengths:
 
 
 def _attainment(reasons: Sequence[str], ended: dict[str, Ints], ask: Ask, span: int) -> Attainment:
-    """Who was within the targets. A request that failed was within none, one that its client cancelled says nothing
-    about them. A request of one token has no gap, and so none that is too long."""
-    word = np.array([(reason in FAILED) + 2 * (reason in CANCELLED) for reason in reasons])[ended["reason"]]
+    """Who was within the targets. A request that failed was within none, one that its client
+    cancelled says nothing about them. A request of one token has no gap, and so none that is too
+    long."""
+    word = np.array([(reason in FAILED) + 2 * (reason in CANCELLED) for reason in reasons])[
+        ended["reason"]
+    ]
     judged, broken = word != 2, word == 1
     met, missed = ~broken, broken.copy()
     each: list[tuple[str, float, float | None]] = []
@@ -237,10 +272,12 @@ def _attainment(reasons: Sequence[str], ended: dict[str, Ints], ask: Ask, span: 
         missed |= known & ~within
     good = int((met & judged).sum())
     bad = int((missed & judged).sum())
-    return Attainment(good, good + bad, int(judged.sum()) - good - bad, per_second(good, span), tuple(each))
+    return Attainment(
+        good, good + bad, int(judged.sum()) - good - bad, per_second(good, span), tuple(each)
+    )
 
 
-# --- gauges, curves, history ------------------------------------------------------------------------------------------
+# --- gauges, curves, history ----------------------------------------------------------------------
 
 
 def _gauges(views: Sequence[EngineView]) -> Gauges:
@@ -277,13 +314,24 @@ def _gauges(views: Sequence[EngineView]) -> Gauges:
 def _curve(slot: Slot, first: int) -> Curve:
     series = slot.keys.astype(np.int64) // STRIDE
     mine = (series >= first) & (series < first + RANGES)
-    counts, (middle, high) = quantiles_by_row(np.where(mine, series - first, -1), slot, RANGES, (0.5, 0.95))
+    counts, (middle, high) = quantiles_by_row(
+        np.where(mine, series - first, -1), slot, RANGES, (0.5, 0.95)
+    )
     points = []
     for place in np.flatnonzero(counts).tolist():
-        p50, p95 = value_ns(int(middle[place]), coarse=True), value_ns(int(high[place]), coarse=True)
+        p50, p95 = (
+            value_ns(int(middle[place]), coarse=True),
+            value_ns(int(high[place]), coarse=True),
+        )
         if p50 is not None and p95 is not None:
             points.append(
-                Point(low_of(place), high_of(place), int(counts[place]), p50 / NS_PER_MS, p95 / NS_PER_MS)
+                Point(
+                    low_of(place),
+                    high_of(place),
+                    int(counts[place]),
+                    p50 / NS_PER_MS,
+                    p95 / NS_PER_MS,
+                )
             )
     enough = [point for point in points if point.count >= max(20, ENOUGH * counts.sum())]
     rise = enough[-1].p50 / enough[0].p50 if len(enough) > 1 and enough[0].p50 else None
@@ -300,10 +348,17 @@ def _by_prompt(rows: dict[str, Ints]) -> tuple[PromptPoint, ...]:
     for place in np.unique(places).tolist():
         mine = places == place
         ordered = np.sort(ttft[mine]) / NS_PER_MS
-        points.append(PromptPoint(
-            low_of(place), high_of(place), len(ordered), _nearest(ordered, 0.5), _nearest(ordered, 0.95),
-            _median(queue[mine]), _median(prefill[mine]),
-        ))  # fmt: skip
+        points.append(
+            PromptPoint(
+                low_of(place),
+                high_of(place),
+                len(ordered),
+                _nearest(ordered, 0.5),
+                _nearest(ordered, 0.95),
+                _median(queue[mine]),
+                _median(prefill[mine]),
+            )
+        )
     return tuple(points)
 
 
@@ -316,12 +371,18 @@ def _median(values: Ints) -> float | None:
     return _nearest(known, 0.5) if len(known) else None
 
 
-def _history(state: Fold, text: str, since: int, now: int, engines: Sequence[EngineView]) -> History:
+def _history(
+    state: Fold, text: str, since: int, now: int, engines: Sequence[EngineView]
+) -> History:
     titles = {view.source: view.title for view in engines}
     best: tuple[int, str] | None = None
     for source, track in state.books.tracks.items():
-        if text and text not in source.lower() and not any(
-            group.engine == source and group.matches(text) for group in state.books.groups.known
+        if (
+            text
+            and text not in source.lower()
+            and not any(
+                group.engine == source and group.matches(text) for group in state.books.groups.known
+            )
         ):
             continue
         _, columns = track.columns(since)
@@ -339,15 +400,32 @@ def _history(state: Fold, text: str, since: int, now: int, engines: Sequence[Eng
     table = {name: column.tolist() for name, column in columns.items()}
     stretches = [
         Stretch(
-            begin_s=(begin - state.began) / NS_PER_S, steps=steps, step=mean / NS_PER_MS, step_max=longest / NS_PER_MS,
-            wait=wait / NS_PER_MS, stalled=wait > limit, batch=batch, used=_known(used), cached=_known(cached),
-            free=_known(free), waiting=waiting,
+            begin_s=(begin - state.began) / NS_PER_S,
+            steps=steps,
+            step=mean / NS_PER_MS,
+            step_max=longest / NS_PER_MS,
+            wait=wait / NS_PER_MS,
+            stalled=wait > limit,
+            batch=batch,
+            used=_known(used),
+            cached=_known(cached),
+            free=_known(free),
+            waiting=waiting,
         )
         for begin, steps, mean, longest, wait, batch, used, cached, free, waiting in zip(
-            table["begin"], table["steps"], means.tolist(), table["step_max"], table["wait_max"], table["batch_max"],
-            table["used"], table["cached"], table["free"], table["waiting"], strict=True,
+            table["begin"],
+            table["steps"],
+            means.tolist(),
+            table["step_max"],
+            table["wait_max"],
+            table["batch_max"],
+            table["used"],
+            table["cached"],
+            table["free"],
+            table["waiting"],
+            strict=True,
         )
-    ]  # fmt: skip
+    ]
     return History(best[1], titles.get(best[1], ""), grain / NS_PER_S, tuple(stretches))
 
 

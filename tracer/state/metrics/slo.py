@@ -1,4 +1,5 @@
-"""Service-level objectives: what a user wants a request's latencies to stay within, as ``ttft=500ms,itl=50ms``."""
+"""Service-level objectives: what a user wants a request's latencies to stay within, as
+``ttft=500ms,itl=50ms``."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class SloError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Targets in ms by latency; one that is not set is no condition. A request attains them when it is within all."""
+    """Targets in ms by latency; one that is not set is no condition. A request attains them when it
+    is within all."""
 
     targets: tuple[tuple[str, float], ...] = ()
 
@@ -34,7 +36,8 @@ NO_TARGETS: Final = Slo()
 
 
 def parse(text: str) -> Slo:
-    """The targets that `text` names, in the order of `TARGETS`; none for an empty text. Raises SloError."""
+    """The targets that `text` names, in the order of `TARGETS`; none for an empty text. Raises
+    SloError."""
     found: dict[str, float] = {}
     for part in filter(str.strip, text.split(",")):
         match = _FORM.fullmatch(part)

@@ -1,7 +1,7 @@
 """The six latencies that are watched over windows: queue, prefill, TTFT, ITL, TPOT and E2E.
 
-Each request is counted once in each, as soon as the latency is known (`latency` says what it is); ITL is counted by the
-batch, one sample a token, where the tokens are.
+Each request is counted once in each, as soon as the latency is known (`latency` says what it is);
+ITL is counted by the batch, one sample a token, where the tokens are.
 """
 
 from __future__ import annotations
@@ -50,8 +50,11 @@ class Timers:
         counted = request.counted
         if counted == _ALL:
             return
-        if request.lookup is None and request.first_token is None and request.stream_end is None and (
-            request.over is None
+        if (
+            request.lookup is None
+            and request.first_token is None
+            and request.stream_end is None
+            and (request.over is None)
         ):
             return  # none of them has its end: so it is for the first half of a request's events
         for bit, name, figure, instant, final in _FIGURES:

@@ -1,12 +1,14 @@
 """Counts of many series over the same windows: the last 10 s, 1 min, 10 min, and since the start.
 
-There are hundreds of series of which most hold few buckets: a slot is a sorted array of what was seen in it (`Slot`),
-so that memory follows what is there, not what could be. A series is a number below `SERIES`; a sample is a value in ns
-that falls into a log bucket, or, as a plain counter, all weight in bucket 0. Series from `COARSE` on take four buckets
-as one (4 % instead of 1 %): they are drawn, not read.
+There are hundreds of series of which most hold few buckets: a slot is a sorted array of what was
+seen in it (`Slot`), so that memory follows what is there, not what could be. A series is a number
+below `SERIES`; a sample is a value in ns that falls into a log bucket, or, as a plain counter, all
+weight in bucket 0. Series from `COARSE` on take four buckets as one (4 % instead of 1 %): they are
+drawn, not read.
 
-What is read ten times a second, the sums of some series of all groups, is kept beside the slots (`sums`), where adding
-a few samples does not mean going through all that is there. It follows from the slots.
+What is read ten times a second, the sums of some series of all groups, is kept beside the slots
+(`sums`), where adding a few samples does not mean going through all that is there. It follows from
+the slots.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tracer.state import chunks
-from tracer.state.metrics.histogram import BUCKETS, FLOOR_NS, GROWTH, SLOTS, WindowSums, bucket_indices, bucket_value_ns
+from tracer.state.metrics.histogram import (
+    BUCKETS,
+    FLOOR_NS,
+    GROWTH,
+    SLOTS,
+    WindowSums,
+    bucket_indices,
+    bucket_value_ns,
+)
 
 SERIES: Final = 2_048
 COARSE: Final = 1_920
@@ -43,8 +53,9 @@ NOTHING: Final = Slot(np.zeros(0, np.int32), np.zeros(0, np.int64))
 
 
 class WindowedCounts:
-    """See the module. Samples carry the trace time at which they were taken; one that is older than a window when it
-    arrives is not counted in that window. `rows`: for each series the row of `sums` that it counts for, -1 for none."""
+    """See the module. Samples carry the trace time at which they were taken; one that is older than
+    a window when it arrives is not counted in that window. `rows`: for each series the row of
+    `sums` that it counts for, -1 for none."""
 
     def __init__(self, rows: Sequence[int] = ()) -> None:
         self.total = NOTHING
@@ -98,8 +109,8 @@ class WindowedCounts:
                     ring[slot] = _merge([ring.get(slot, NOTHING), new])
 
     def over(self, now: int, window: int) -> tuple[Slot, int | None]:
-        """Counts over a window (its place in `histogram.WINDOWS_S`) that ends at trace time `now`, and the instant from
-        which on it holds everything; None where that is the start."""
+        """Counts over a window (its place in `histogram.WINDOWS_S`) that ends at trace time `now`,
+        and the instant from which on it holds everything; None where that is the start."""
         self.flush()
         if window >= len(SLOTS):
             return self.total, None
@@ -119,7 +130,8 @@ class WindowedCounts:
         return pieces
 
     def restore(self, pieces: Mapping[str, bytes]) -> None:
-        """Take over what `chunks` told, pieces of slots that have gone left out. Raises ValueError or KeyError."""
+        """Take over what `chunks` told, pieces of slots that have gone left out. Raises ValueError
+        or KeyError."""
         heads = array("q")
         heads.frombytes(pieces["heads"])
         if len(heads) != len(SLOTS):
@@ -143,7 +155,9 @@ class WindowedCounts:
         sums.heads = list(self._heads)
         _add_up(sums.total, [(0, self.total)], self._rows)
         for ring, slots in zip(sums.rings, self._rings, strict=True):
-            _add_up(ring, [(number % len(ring), slot) for number, slot in slots.items()], self._rows)
+            _add_up(
+                ring, [(number % len(ring), slot) for number, slot in slots.items()], self._rows
+            )
 
 
 def _add_up(counts: Ints, slots: list[tuple[int, Slot]], rows: Ints) -> None:
@@ -155,10 +169,14 @@ def _add_up(counts: Ints, slots: list[tuple[int, Slot]], rows: Ints) -> None:
     row = rows[keys // STRIDE]
     at = (places * counts.shape[-2] + row) * BUCKETS + keys % STRIDE
     kept = row >= 0
-    np.add.at(counts.reshape(-1), at[kept], np.concatenate([slot.counts for _, slot in slots])[kept])
+    np.add.at(
+        counts.reshape(-1), at[kept], np.concatenate([slot.counts for _, slot in slots])[kept]
+    )
 
 
-def _columns(samples: list[tuple[int, int, float, int]]) -> tuple[Ints, Ints, npt.NDArray[np.float64], Ints]:
+def _columns(
+    samples: list[tuple[int, int, float, int]],
+) -> tuple[Ints, Ints, npt.NDArray[np.float64], Ints]:
     times, series, values, weights = zip(*samples, strict=True)
     whole = [np.array(column, np.int64) for column in (times, series, weights)]
     return whole[0], whole[1], np.array(values, np.float64), whole[2]
@@ -187,20 +205,31 @@ def _unpacked(data: bytes) -> Slot:
     steps, counts = chunks.from_planes(data).reshape(2, -1)
     number = len(steps)
     keys = np.add.accumulate(steps)
-    if number and (steps[0] < 0 or not (steps[1:] > 0).all() or keys[-1] >= SERIES * STRIDE or not (counts > 0).all()):
+    if number and (
+        steps[0] < 0
+        or not (steps[1:] > 0).all()
+        or keys[-1] >= SERIES * STRIDE
+        or not (counts > 0).all()
+    ):
         raise ValueError("a slot of no counts")
     if number and (keys % STRIDE >= BUCKETS).any():
         raise ValueError("no such bucket")
     return Slot(keys.astype(np.int32), counts)
 
 
-def quantiles_by_row(rows: Ints, slot: Slot, number: int, shares: Sequence[float]) -> tuple[Ints, list[Ints]]:
+def quantiles_by_row(
+    rows: Ints, slot: Slot, number: int, shares: Sequence[float]
+) -> tuple[Ints, list[Ints]]:
     """Samples of each row, and nearest-rank buckets for each of `shares` (-1 without samples).
 
     `rows`: for each key of the slot the row that it counts for, 0 … `number` - 1; -1 for none.
     """
     chosen = rows >= 0
-    rows, buckets, counts = rows[chosen], slot.keys[chosen].astype(np.int64) % STRIDE, slot.counts[chosen]
+    rows, buckets, counts = (
+        rows[chosen],
+        slot.keys[chosen].astype(np.int64) % STRIDE,
+        slot.counts[chosen],
+    )
     totals = np.zeros(number, np.int64)
     if not len(rows):
         return totals, [np.full(number, -1, np.int64) for _ in shares]
@@ -218,9 +247,14 @@ def quantiles_by_row(rows: Ints, slot: Slot, number: int, shares: Sequence[float
 
 
 def value_ns(bucket: int, *, coarse: bool = False) -> float | None:
-    """The value that stands for a bucket of a series (ns): its geometric middle. None for -1, no bucket."""
+    """The value that stands for a bucket of a series (ns): its geometric middle. None for -1, no
+    bucket."""
     if bucket < 0:
         return None
     if not coarse:
         return bucket_value_ns(bucket)
-    return float(FLOOR_NS * GROWTH ** (COARSENESS * bucket + COARSENESS / 2 - 1)) if bucket else FLOOR_NS / 2
+    return (
+        float(FLOOR_NS * GROWTH ** (COARSENESS * bucket + COARSENESS / 2 - 1))
+        if bucket
+        else FLOOR_NS / 2
+    )

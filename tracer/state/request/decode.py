@@ -1,5 +1,5 @@
-"""Output tokens of one request over the step history: their instants, the decode breakdown, and copying both out of
-the history before it drops the steps."""
+"""Output tokens of one request over the step history: their instants, the decode breakdown, and
+copying both out of the history before it drops the steps."""
 
 from __future__ import annotations
 
@@ -17,20 +17,26 @@ _RECOMPUTE: Final = len(PARTS)
 
 
 def token_limit(request: Request) -> int | None:
-    """How many of the tokens that steps told of count: a step launched before the request was known to be finished
-    may have given it one more, which the engine threw away. None while there is no exact count."""
+    """How many of the tokens that steps told of count: a step launched before the request was known
+    to be finished may have given it one more, which the engine threw away. None while there is no
+    exact count."""
     return None if request.final_tokens < 0 else max(0, request.final_tokens - request.unseen)
 
 
 def spans(request: Request) -> Iterator[Span]:
-    """The spans that are still in the history and yielded tokens, the running one included, cut at `token_limit`."""
+    """The spans that are still in the history and yielded tokens, the running one included, cut at
+    `token_limit`."""
     batch = request.batch
     if batch is None:
         return
     limit = token_limit(request)
     left = None if limit is None else limit - request.settled.count
     running = request.open_since
-    pieces = request.spans if running < 0 else [*request.spans, Span(running, batch.history.last_index, 1, 1)]
+    pieces = (
+        request.spans
+        if running < 0
+        else [*request.spans, Span(running, batch.history.last_index, 1, 1)]
+    )
     for span in pieces:
         if left is not None:
             if left <= 0:
@@ -87,7 +93,8 @@ def last_end(request: Request) -> int:
 
 
 def token_times(request: Request) -> tuple[array[int], array[int]]:
-    """Instant (ns) and batch size for each output token that a step told of. O(tokens): for one request at a time."""
+    """Instant (ns) and batch size for each output token that a step told of. O(tokens): for one
+    request at a time."""
     limit = token_limit(request)
     times, batches = request.settled.times[:limit], request.settled.batches[:limit]
     if request.batch is not None:
@@ -106,12 +113,21 @@ def decode_parts(request: Request) -> list[int] | None:
         return None
     settled = request.settled
     totals = settled.parts.copy() or [0] * len(DECODE_PARTS)
-    _accumulate(request, request.batch.history, list(spans(request)), totals, settled.step, settled.token, settled.end)
+    _accumulate(
+        request,
+        request.batch.history,
+        list(spans(request)),
+        totals,
+        settled.step,
+        settled.token,
+        settled.end,
+    )
     return totals
 
 
 def settle(request: Request, history: StepHistory, base: int) -> bool:
-    """Copy out what the history holds for this request before index `base`. Returns whether it still needs the rest."""
+    """Copy out what the history holds for this request before index `base`. Returns whether it
+    still needs the rest."""
     early: list[Span] = []
     late: list[Span] = []
     for span in request.spans:
@@ -151,8 +167,8 @@ def settle(request: Request, history: StepHistory, base: int) -> bool:
 
 
 def forget_times(request: Request) -> None:
-    """Drop the instants of the settled tokens of a request that is over; their number, the last one and the breakdown
-    stay."""
+    """Drop the instants of the settled tokens of a request that is over; their number, the last one
+    and the breakdown stay."""
     settled = request.settled
     settled.last = last_token(request) or settled.last if not request.spans else settled.last
     settled.times, settled.batches = array("q"), array("I")
@@ -187,8 +203,8 @@ def _accumulate(
 ) -> tuple[int, int, int]:
     """Add the division of the time up to the last token of `pieces` to `totals`.
 
-    `step`, `token`, `end` name the last token accounted for so far (step -1: none yet, the first token starts the
-    count); the new ones are returned.
+    `step`, `token`, `end` name the last token accounted for so far (step -1: none yet, the first
+    token starts the count); the new ones are returned.
     """
     for span in pieces:
         first = span.first
@@ -196,7 +212,14 @@ def _accumulate(
             step, token = first, history.token(first)
             first += 1
         elif first > step + 1:  # it missed steps in between: this token's interval is its own
-            _irregular(request, history, first, totals, token, end if step < history.base else history.end(step))
+            _irregular(
+                request,
+                history,
+                first,
+                totals,
+                token,
+                end if step < history.base else history.end(step),
+            )
             step = first
             first += 1
         if span.last > step and first <= span.last:
@@ -208,9 +231,12 @@ def _accumulate(
     return step, token, end
 
 
-def _irregular(request: Request, history: StepHistory, index: int, totals: list[int], token: int, end: int) -> None:
-    """Divide the interval from `token` (the request's last one) to the token of step `index`, between which the request
-    was in no step that yielded one: waiting, or computing lost tokens again."""
+def _irregular(
+    request: Request, history: StepHistory, index: int, totals: list[int], token: int, end: int
+) -> None:
+    """Divide the interval from `token` (the request's last one) to the token of step `index`,
+    between which the request was in no step that yielded one: waiting, or computing lost tokens
+    again."""
     step = history.step(index)
     parts = divide(step, history.token(index), token, end)
     again = 0

@@ -1,9 +1,9 @@
 """What each latency is: every interval of the project is defined here, once, beside its arithmetic.
 
-All take a `Request` and give ns, or None when an end of the interval is not known: a missing milestone is missing,
-never zero, and an interval that would be negative (clocks that disagree, a milestone told out of place) is none.
-A preemption and the tokens computed again lie inside these intervals; they are counted beside them and never
-subtracted. *Token known* means known on the host.
+All take a `Request` and give ns, or None when an end of the interval is not known: a missing
+milestone is missing, never zero, and an interval that would be negative (clocks that disagree, a
+milestone told out of place) is none. A preemption and the tokens computed again lie inside these
+intervals; they are counted beside them and never subtracted. *Token known* means known on the host.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ def interval(begin: int | None, end: int | None) -> int | None:
     return end - begin
 
 
-# --- instants that follow from others ---------------------------------------------------------------------------------
+# --- instants that follow from others -------------------------------------------------------------
 
 
 def admission(request: Request) -> int | None:
-    """Begin of stage 4: the request was handed to the engine, or, if nobody saw that, its queue took it."""
+    """Begin of stage 4: the request was handed to the engine, or, if nobody saw that, its queue
+    took it."""
     return request.queued if request.admission_begin is None else request.admission_begin
 
 
 def last_token(request: Request) -> int | None:
-    """The last token was known, or the engine knew that none will come: end of stage 11, begin of stage 12.
+    """The last token was known, or the engine knew that none will come: end of stage 11, begin of
+    stage 12.
 
-    `Finished.t`, or the token instant of the request's last step if that is later. None while it is not finished.
+    `Finished.t`, or the token instant of the request's last step if that is later. None while it is
+    not finished.
     """
     if request.finished is None:
         return None
@@ -42,15 +45,18 @@ def last_token(request: Request) -> int | None:
 
 
 def released(request: Request) -> int | None:
-    """End of stage 12: blocks released and response closed, whichever is later. A request that no client's response
-    belongs to ends with its blocks."""
+    """End of stage 12: blocks released and response closed, whichever is later. A request that no
+    client's response belongs to ends with its blocks."""
     if request.fronted:
         return None if request.closed is None else max(request.closed, request.released or 0)
-    return request.released if request.closed is None else max(request.closed, request.released or 0)
+    return (
+        request.released if request.closed is None else max(request.closed, request.released or 0)
+    )
 
 
 def closed(request: Request) -> int | None:
-    """End of E2E: the response was closed; offline, where there is none: blocks released, else last token."""
+    """End of E2E: the response was closed; offline, where there is none: blocks released, else last
+    token."""
     if request.closed is not None or request.fronted:
         return request.closed
     if request.released is not None:
@@ -58,7 +64,7 @@ def closed(request: Request) -> int | None:
     return last_token(request) if request.over is not None else None
 
 
-# --- latencies ------------------------------------------------------------------------------------------------------
+# --- latencies ------------------------------------------------------------------------------------
 
 
 def queue(request: Request) -> int | None:
@@ -67,15 +73,18 @@ def queue(request: Request) -> int | None:
 
 
 def prefill(request: Request) -> int | None:
-    """Prefill time: first scheduled → first token known. Gaps between chunks and preemptions are inside."""
+    """Prefill time: first scheduled → first token known. Gaps between chunks and preemptions are
+    inside."""
     return interval(request.lookup, request.first_token)
 
 
 def ttft(request: Request) -> int | None:
-    """Time to first token: received → first token handed out. Offline nothing is handed out: → first token known.
+    """Time to first token: received → first token handed out. Offline nothing is handed out: →
+    first token known.
 
-    What goes out without a token (an error, the end of an answer that was cancelled in the queue) is no first token,
-    nor is what goes out when the client has gone. Where no engine tells of tokens, the answer has to end well first.
+    What goes out without a token (an error, the end of an answer that was cancelled in the queue)
+    is no first token, nor is what goes out when the client has gone. Where no engine tells of
+    tokens, the answer has to end well first.
     """
     if request.offline:
         return interval(request.received, request.first_token)
@@ -99,14 +108,16 @@ def e2e(request: Request) -> int | None:
 
 
 def answer(request: Request) -> int | None:
-    """E2E of an answer that was completed. None for one that failed or was cancelled: that is no answer's length."""
+    """E2E of an answer that was completed. None for one that failed or was cancelled: that is no
+    answer's length."""
     return None if error_of(request) else e2e(request)
 
 
 def decoding(request: Request) -> tuple[int, int] | None:
     """First and last token known so far and the tokens between them: (ns, tokens after the first).
 
-    None unless the instants of both are known: when steps were lost, the last token seen may not be the last one.
+    None unless the instants of both are known: when steps were lost, the last token seen may not be
+    the last one.
     """
     first, last = request.first_token, decode.last_token(request)
     after = request.output_tokens - 1
@@ -117,7 +128,8 @@ def decoding(request: Request) -> tuple[int, int] | None:
 
 
 def tpot(request: Request) -> float | None:
-    """Time per output token: (last token − first token) / (tokens − 1), in ns. None below two tokens."""
+    """Time per output token: (last token − first token) / (tokens − 1), in ns. None below two
+    tokens."""
     span = decoding(request)
     return None if span is None else span[0] / span[1]
 
@@ -125,8 +137,8 @@ def tpot(request: Request) -> float | None:
 def itl(times: array[int]) -> list[float]:
     """Inter-token latencies in ns: the gap before each token but the first.
 
-    Per token: k tokens known at the same instant (speculative decoding) each took a k-th of the gap before them. Those
-    known together with the first token took none.
+    Per token: k tokens known at the same instant (speculative decoding) each took a k-th of the gap
+    before them. Those known together with the first token took none.
     """
     gaps: list[float] = []
     if not times:
@@ -141,12 +153,12 @@ def itl(times: array[int]) -> list[float]:
     return gaps
 
 
-# --- what no stage covers -------------------------------------------------------------------------------------------
+# --- what no stage covers -------------------------------------------------------------------------
 
 
 def covered(intervals: Iterable[tuple[int, int]], begin: int, end: int) -> int:
-    """Length in ns of the union of `intervals`, cut to `begin` … `end`. Stages overlap (10 and 12 with 11, 6 with 7):
-    what two of them cover counts once."""
+    """Length in ns of the union of `intervals`, cut to `begin` … `end`. Stages overlap (10 and 12
+    with 11, 6 with 7): what two of them cover counts once."""
     total, reached = 0, begin
     for start, stop in sorted(intervals):
         start, stop = max(start, reached), min(stop, end)

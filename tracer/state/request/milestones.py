@@ -1,7 +1,7 @@
 """What one event says about one request. Each function writes the event's facts into the record.
 
-The first event that tells a milestone wins: a retold or duplicated one changes nothing. Counters are cumulative, so
-the largest wins. Text is kept up to `TEXT_ROOM`.
+The first event that tells a milestone wins: a retold or duplicated one changes nothing. Counters
+are cumulative, so the largest wins. Text is kept up to `TEXT_ROOM`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _ENDS = {
 
 
 def received(request: Request, event: Received) -> None:
-    """Who asks, and how. The instant itself is set by the table, which keeps the order of receipt."""
+    """Who asks, and how. The instant itself is set by the table, which keeps the order of
+    receipt."""
     request.route = request.route or event.route
     request.client_id = request.client_id or event.client_id
     request.tenant = request.tenant or event.tenant
@@ -86,7 +87,8 @@ def prompt(request: Request, event: Prompt) -> None:
 
 
 def queued(request: Request, event: Queued, source: str) -> None:
-    """The engine's queue took it. A second time is a preemption, also when the engine did not say so."""
+    """The engine's queue took it. A second time is a preemption, also when the engine did not say
+    so."""
     if request.queued is None:
         request.queued = event.t
         request.engine = source
@@ -100,8 +102,11 @@ def queued(request: Request, event: Queued, source: str) -> None:
 def scheduled(request: Request, event: Scheduled) -> bool:
     """The scheduler took it. Returns whether that was for the first time."""
     request.attempts = max(request.attempts, event.attempts)
-    # An engine may put a request back before it has scheduled it at all: its queue time goes on until it is.
-    first = request.lookup is None and (not event.resumed or (request.preempted and _never_ran(request)))
+    # An engine may put a request back before it has scheduled it at all: its queue time goes on
+    # until it is.
+    first = request.lookup is None and (
+        not event.resumed or (request.preempted and _never_ran(request))
+    )
     if request.preempted and event.lookup >= request.preemptions[-1].begin:
         preemption = request.preemptions[-1]
         preemption.resumed, preemption.cached = event.lookup, max(0, event.cached_tokens)
@@ -136,8 +141,8 @@ def preempted(request: Request, event: Preempted) -> None:
 def finished(request: Request, event: Finished) -> None:
     """The last token is known, or none will come.
 
-    At a stop string the front end says so first and cancels the request; the engine then only knows of that. The
-    earlier instant and the more telling reason stand.
+    At a stop string the front end says so first and cancels the request; the engine then only knows
+    of that. The earlier instant and the more telling reason stand.
     """
     if request.finished is None or event.t < request.finished:
         request.finished = event.t
@@ -169,7 +174,8 @@ def sent(request: Request, event: Sent) -> None:
 
 
 def output(request: Request, event: Output) -> None:
-    """A piece of the output; what was lost before it is said in its place, what is known already is skipped."""
+    """A piece of the output; what was lost before it is said in its place, what is known already is
+    skipped."""
     text, known = event.text, request.output_chars
     if event.offset > known:
         text = f"[{event.offset - known:,} characters lost]{text}"

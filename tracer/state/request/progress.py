@@ -1,4 +1,5 @@
-"""How far a request has got: tokens in its KV blocks, tokens of the last step, tokens that the prefix cache gave."""
+"""How far a request has got: tokens in its KV blocks, tokens of the last step, tokens that the
+prefix cache gave."""
 
 from __future__ import annotations
 
@@ -6,18 +7,19 @@ from tracer.state.request.request import Pass, Request
 
 
 def reused_tokens(request: Request) -> int | None:
-    """Tokens at the begin of its blocks that were found in the prefix cache when it was last scheduled; None before
-    that, or when it was not told."""
+    """Tokens at the begin of its blocks that were found in the prefix cache when it was last
+    scheduled; None before that, or when it was not told."""
     if request.preemptions and request.preemptions[-1].resumed is not None:
         return request.preemptions[-1].cached
     return request.cached_tokens if request.cached_tokens >= 0 else None
 
 
 def computed_tokens(request: Request) -> int | None:
-    """Tokens whose keys and values are in its blocks: what the cache gave and what it ran; none while it is preempted.
+    """Tokens whose keys and values are in its blocks: what the cache gave and what it ran; none
+    while it is preempted.
 
-    None when that is not known, or when it has given its blocks back. The newest token is not among them: it runs in
-    the next step.
+    None when that is not known, or when it has given its blocks back. The newest token is not among
+    them: it runs in the next step.
     """
     if request.finished is not None or request.over is not None:
         return None
@@ -28,7 +30,13 @@ def computed_tokens(request: Request) -> int | None:
         if not request.passes:
             return 0 if not request.ran else reused_tokens(request)
         cached = reused_tokens(request) or 0
-        run = sum([each.scheduled for each in request.passes if resumed is None or _begin(request, each) >= resumed])
+        run = sum(
+            [
+                each.scheduled
+                for each in request.passes
+                if resumed is None or _begin(request, each) >= resumed
+            ]
+        )
         return cached + run
     if resumed is not None and request.open_since < 0 and (request.last_given or 0) < resumed:
         return request.preemptions[-1].cached + request.preemptions[-1].redone

@@ -1,10 +1,11 @@
 """One request as events tell it: its milestones, the steps it took part in, its counts.
 
-A `Request` only stores; what follows from it (intervals, latencies, the waterfall) is computed in `latency` and
-`waterfall`. Instants are monotonic ns, None until an event told them; the first event that tells a milestone
-wins, so that a late reader's snapshot or a duplicate changes nothing. Steps are kept as references (`Span`, `Pass`)
-into the engine's `StepHistory`, so that a member that yields one token a step costs nothing a step and
-device times that arrive late are seen by everyone; `tracer.state.engine.steps` copies out what the history is about to drop.
+A `Request` only stores; what follows from it (intervals, latencies, the waterfall) is computed in
+`latency` and `waterfall`. Instants are monotonic ns, None until an event told them; the first event
+that tells a milestone wins, so that a late reader's snapshot or a duplicate changes nothing. Steps
+are kept as references (`Span`, `Pass`) into the engine's `StepHistory`, so that a member that
+yields one token a step costs nothing a step and device times that arrive late are seen by everyone;
+`tracer.state.engine.steps` copies out what the history is about to drop.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from tracer.state.engine.step_history import StepHistory
 from tracer.state.view import RequestView
 
 TEXT_ROOM: Final = 262_144
-"""Characters of prompt and of output kept for one request; `prompt_chars` and `output_chars` tell the whole length."""
+"""Characters of prompt and of output kept for one request; `prompt_chars` and `output_chars` tell
+the whole length."""
 ABSENT_ROSTERS: Final = 2
-"""Complete rosters in a row that must leave a request out before it is taken as gone: one may cross its arrival."""
+"""Complete rosters in a row that must leave a request out before it is taken as gone: one may cross
+its arrival."""
 HOLES_KEPT: Final = 256
-"""Waiting stretches inside decode that are drawn for one request; further ones still count in the sums."""
+"""Waiting stretches inside decode that are drawn for one request; further ones still count in the
+sums."""
 
 
 class Steps(Protocol):
@@ -44,8 +48,8 @@ class Steps(Protocol):
 
 
 class Span(NamedTuple):
-    """Steps `first` to `last` (indices of the history, inclusive), in each of which the request ran `scheduled` tokens
-    and got `produced` tokens."""
+    """Steps `first` to `last` (indices of the history, inclusive), in each of which the request ran
+    `scheduled` tokens and got `produced` tokens."""
 
     first: int
     last: int
@@ -54,8 +58,8 @@ class Span(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """One step in which the request ran prompt tokens: `step` is an index of the history, or the step itself once the
-    history has dropped it."""
+    """One step in which the request ran prompt tokens: `step` is an index of the history, or the
+    step itself once the history has dropped it."""
 
     step: int | Step
     scheduled: int
@@ -78,27 +82,31 @@ class Preemption:
 
 @dataclass(slots=True)
 class Settled:
-    """What was copied out of the step history before it was dropped: instants and batch sizes of the request's first
-    tokens, and the decode breakdown up to the last of them."""
+    """What was copied out of the step history before it was dropped: instants and batch sizes of
+    the request's first tokens, and the decode breakdown up to the last of them."""
 
     count: int = 0
     last: int = 0
-    """How many tokens, and the instant of the last one; `times` and `batches` may have been dropped since."""
+    """How many tokens, and the instant of the last one; `times` and `batches` may have been dropped
+    since."""
     times: array[int] = field(default_factory=lambda: array("q"))
     batches: array[int] = field(default_factory=lambda: array("I"))
     parts: list[int] = field(default_factory=list)
     step: int = -1
-    """Index of the step of the last token accounted for in `parts`; its token instant and its end follow."""
+    """Index of the step of the last token accounted for in `parts`; its token instant and its end
+    follow."""
     token: int = 0
     end: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """See the module. `serial` is the order of first appearance; `first_seen` the instant of the first event."""
+    """See the module. `serial` is the order of first appearance; `first_seen` the instant of the
+    first event."""
 
     asleep: ClassVar[bool] = False
-    """Whether most of it is still to be read (`tracer.recording.keyframes`): to look at it is dear."""
+    """Whether most of it is still to be read (`tracer.recording.keyframes`): to look at it is
+    dear."""
 
     serial: int
     first_seen: int
@@ -173,7 +181,8 @@ class Request:
     produced: int = 0
     """Tokens of closed spans."""
     unseen: int = 0
-    """Tokens that a roster told of and no step did (attached late, or a gap): their instants are not known."""
+    """Tokens that a roster told of and no step did (attached late, or a gap): their instants are
+    not known."""
     last_index: int = -1
     """Last step of a closed span or pass it took part in, and that step's token instant."""
     last_seen: int | None = None
@@ -212,7 +221,8 @@ class Request:
     search_version: int = -1
 
     def went_on(self) -> None:
-        """An event touched it that says nothing of what came before decode: what was built of that is still right."""
+        """An event touched it that says nothing of what came before decode: what was built of that
+        is still right."""
         front = self.front
         if front is not None and front.version == self.version:
             front.version += 1
@@ -220,7 +230,8 @@ class Request:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sort key of the list: when it was received (or first heard of), then order of appearance."""
+        """Sort key of the list: when it was received (or first heard of), then order of
+        appearance."""
         return (self.first_seen if self.received is None else self.received, self.serial)
 
     @property
@@ -248,7 +259,8 @@ class Request:
 
     @property
     def output_tokens(self) -> int:
-        """Output tokens: the exact count once it finished, before that what steps, rosters or the front end told."""
+        """Output tokens: the exact count once it finished, before that what steps, rosters or the
+        front end told."""
         if self.final_tokens >= 0:
             return self.final_tokens
         return max(self.observed + self.unseen, self.sent_tokens, 0)
@@ -265,7 +277,13 @@ class Request:
     @property
     def ran(self) -> bool:
         """Whether the engine has worked on it."""
-        return bool(self.lookup is not None or self.passes or self.spans or self.open_since >= 0 or self.settled.count)
+        return bool(
+            self.lookup is not None
+            or self.passes
+            or self.spans
+            or self.open_since >= 0
+            or self.settled.count
+        )
 
     @property
     def engaged(self) -> bool:

@@ -1,9 +1,10 @@
-"""All requests that are kept: found by key or id, joined across processes, ordered, and dropped when they are old.
+"""All requests that are kept: found by key or id, joined across processes, ordered, and dropped
+when they are old.
 
-A process names a request by a number of its own; what a front end and an engine call by the same string id is one
-request. Two records are joined when they share an id and nothing speaks against it: same host and run (else their
-clocks or ids mean nothing to each other), not both received by a client, not both in an engine's queue, and neither
-was over when the other began.
+A process names a request by a number of its own; what a front end and an engine call by the same
+string id is one request. Two records are joined when they share an id and nothing speaks against
+it: same host and run (else their clocks or ids mean nothing to each other), not both received by a
+client, not both in an engine's queue, and neither was over when the other began.
 """
 
 from __future__ import annotations
@@ -18,14 +19,17 @@ from tracer.state.request import decode, latency
 from tracer.state.request.request import Request
 
 LIVE_ROOM: Final = 20_000
-"""Requests that may be live at once; beyond it the oldest is given up as lost (its end never came)."""
+"""Requests that may be live at once; beyond it the oldest is given up as lost (its end never
+came)."""
 ID_LENGTH: Final = 20
 """Characters of an id that are shown before it is shortened."""
 _SHORT_ID: Final = 10
 _TEXT_BUDGET: Final = 64_000_000
-"""Characters of prompt and output kept over all requests that are over; the oldest lose theirs first."""
+"""Characters of prompt and output kept over all requests that are over; the oldest lose theirs
+first."""
 _TOKEN_BUDGET: Final = 4_000_000
-"""Token instants kept over all requests that are over, 12 bytes each; likewise. Counts and sums stay."""
+"""Token instants kept over all requests that are over, 12 bytes each; likewise. Counts and sums
+stay."""
 _NAMES: Final = 64
 """Ids that one request may have, and requests of one id that are considered for joining."""
 _PREFIXES: Final = ("chatcmpl-", "cmpl-", "request-", "req-", "req_")
@@ -33,23 +37,72 @@ _PREFIXES: Final = ("chatcmpl-", "cmpl-", "request-", "req-", "req_")
 _order = attrgetter("order")
 
 _FRONT: Final = (
-    "received", "receive_end", "template_begin", "template_end", "tokenise_begin", "tokenise_end", "admission_begin",
-    "stream_end", "closed", "queued", "lookup", "scheduled", "first_token", "finished", "released", "prompt_text",
-)  # fmt: skip
+    "received",
+    "receive_end",
+    "template_begin",
+    "template_end",
+    "tokenise_begin",
+    "tokenise_end",
+    "admission_begin",
+    "stream_end",
+    "closed",
+    "queued",
+    "lookup",
+    "scheduled",
+    "first_token",
+    "finished",
+    "released",
+    "prompt_text",
+)
 _MEASURES: Final = (
-    "streaming", "body_bytes", "status_code", "sent_bytes", "sent_chunks", "sent_tokens", "sent_work", "prompt_tokens",
-    "messages", "cached_tokens", "max_tokens", "final_tokens", "freed", "kept", "blocks", "prompt_chars",
-)  # fmt: skip
-_WORDS: Final = ("route", "client_id", "tenant", "model", "engine", "finish_reason", "error", "prompt_ids")
+    "streaming",
+    "body_bytes",
+    "status_code",
+    "sent_bytes",
+    "sent_chunks",
+    "sent_tokens",
+    "sent_work",
+    "prompt_tokens",
+    "messages",
+    "cached_tokens",
+    "max_tokens",
+    "final_tokens",
+    "freed",
+    "kept",
+    "blocks",
+    "prompt_chars",
+)
+_WORDS: Final = (
+    "route",
+    "client_id",
+    "tenant",
+    "model",
+    "engine",
+    "finish_reason",
+    "error",
+    "prompt_ids",
+)
 _STEPS: Final = (
-    "batch", "spans", "open_since", "passes", "redo", "holes", "produced", "unseen", "last_index", "last_seen",
-    "last_given", "last_batch", "settled", "absences",
-)  # fmt: skip
+    "batch",
+    "spans",
+    "open_since",
+    "passes",
+    "redo",
+    "holes",
+    "produced",
+    "unseen",
+    "last_index",
+    "last_seen",
+    "last_given",
+    "last_batch",
+    "settled",
+    "absences",
+)
 
 
 class RequestTable:
-    """See the module. `related` says whether two sources may know the same request; `exchanged` is told when one
-    request was merged into another, `forgotten` when one is dropped."""
+    """See the module. `related` says whether two sources may know the same request; `exchanged` is
+    told when one request was merged into another, `forgotten` when one is dropped."""
 
     def __init__(
         self,
@@ -81,7 +134,7 @@ class RequestTable:
         self._tokens = 0
         self._weighty: OrderedDict[int, tuple[Request, int, int]] = OrderedDict()
 
-    # --- finding --------------------------------------------------------------------------------------------------
+    # --- finding ----------------------------------------------------------------------------------
 
     def get(self, source: str, key: int) -> Request | None:
         """The request that `source` calls `key`, or None."""
@@ -103,10 +156,11 @@ class RequestTable:
             if any(key[0] == source for key in request.keys):
                 yield request
 
-    # --- making and joining -----------------------------------------------------------------------------------------
+    # --- making and joining -----------------------------------------------------------------------
 
     def obtain(self, source: str, key: int, t: int) -> Request:
-        """The request that `source` calls `key`; a new one, first seen at `t` (ns), if there is none."""
+        """The request that `source` calls `key`; a new one, first seen at `t` (ns), if there is
+        none."""
         request = self._by_key.get((source, key))
         if request is None:
             self._serial += 1
@@ -124,8 +178,8 @@ class RequestTable:
         return request
 
     def name(self, request: Request, name: str) -> Request:
-        """Note that `request` is known as `name`, and join it with the one that already is. Returns the one that
-        stands for both."""
+        """Note that `request` is known as `name`, and join it with the one that already is. Returns
+        the one that stands for both."""
         if not name or name in request.names or len(request.names) >= _NAMES:
             return request
         peers = self._by_name.setdefault(name, [])
@@ -134,7 +188,8 @@ class RequestTable:
                 fronted = peer.received is None and request.received is not None
                 merged = self._merge(peer, request)
                 if fronted and merged.names[0] != name and not request.names:
-                    merged.names.remove(name)  # what the front end calls it is what its client knows
+                    # what the front end calls it is what its client knows
+                    merged.names.remove(name)
                     merged.names.insert(0, name)
                     self._show_as(merged, _shorten(name))
                 return merged
@@ -163,7 +218,9 @@ class RequestTable:
         if sources & others or not all(self._related(a, b) for a in sources for b in others):
             return False
         return not any(
-            a.over is not None and not a.lost and a.over < (b.first_seen if b.received is None else b.received)
+            a.over is not None
+            and not a.lost
+            and a.over < (b.first_seen if b.received is None else b.received)
             for a, b in ((one, other), (other, one))
         )
 
@@ -214,13 +271,19 @@ class RequestTable:
         self._exchanged(other, one)
         return one
 
-    # --- the end of a request -----------------------------------------------------------------------------------------
+    # --- the end of a request ---------------------------------------------------------------------
 
     def settle(self, request: Request, t: int) -> None:
-        """Work out whether the request is over, and file it accordingly. `t`: instant of the event at hand (ns)."""
+        """Work out whether the request is over, and file it accordingly. `t`: instant of the event
+        at hand (ns)."""
         if request.dropped:
             return
-        if request.closed is None and request.finished is None and request.over is None and not request.lost:
+        if (
+            request.closed is None
+            and request.finished is None
+            and request.over is None
+            and not request.lost
+        ):
             return
         over = _over(request, t)
         if (over is None) == (request.over is None):
@@ -280,19 +343,23 @@ class RequestTable:
 
     def _weigh(self, request: Request) -> None:
         """Keep the texts and token instants of finished requests within their budgets."""
-        texts = len(request.prompt_text or "") + sum(map(len, request.output)) + len(request.prompt_ids)
+        texts = (
+            len(request.prompt_text or "") + sum(map(len, request.output)) + len(request.prompt_ids)
+        )
         tokens = request.output_tokens
         self._weighty[request.serial] = (request, texts, tokens)
         self._texts += texts
         self._tokens += tokens
-        while (self._texts > _TEXT_BUDGET or self._tokens > _TOKEN_BUDGET) and len(self._weighty) > 1:
+        while (self._texts > _TEXT_BUDGET or self._tokens > _TOKEN_BUDGET) and len(
+            self._weighty
+        ) > 1:
             _, (oldest, texts, tokens) = self._weighty.popitem(last=False)
             self._texts -= texts
             self._tokens -= tokens
             oldest.prompt_text, oldest.prompt_ids, oldest.output = None, b"", []
             decode.forget_times(oldest)
 
-    # --- the order --------------------------------------------------------------------------------------------------
+    # --- the order --------------------------------------------------------------------------------
 
     def _insert(self, request: Request) -> None:
         if not self.order or self.order[-1].order < request.order:

@@ -1,8 +1,8 @@
 """The twelve stages of one request as intervals: rows of the waterfall and segments of its bar.
 
-`engine_hooks.protocol.stages` says where each stage begins and ends; here each is taken from the request's milestones and the
-steps that it took part in. A stage without a begin or an end is not given one: its row says whether it runs, is
-missing, or cannot be measured on this engine.
+`engine_hooks.protocol.stages` says where each stage begins and ends; here each is taken from the
+request's milestones and the steps that it took part in. A stage without a begin or an end is not
+given one: its row says whether it runs, is missing, or cannot be measured on this engine.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from tracer.state.view import ChunkView, Segment, StageView, Status
 _ALL: Final = tuple(Stage)
 _WAIT, _UPDATE = decode.DECODE_PARTS.index("wait"), decode.DECODE_PARTS.index("update")
 SETTLED_AFTER: Final = 64
-"""Steps after which device times for a step are no longer expected, so that rows made from it can be reused."""
+"""Steps after which device times for a step are no longer expected, so that rows made from it can
+be reused."""
 
 
 class Span(NamedTuple):
-    """One stage as an interval (ns); None where an instant is not known. `waits`: stretches in it that were waiting.
-    `note`: what to know about the interval, for example that the step was not told in parts."""
+    """One stage as an interval (ns); None where an instant is not known. `waits`: stretches in it
+    that were waiting. `note`: what to know about the interval, for example that the step was not
+    told in parts."""
 
     begin: int | None
     end: int | None
@@ -41,22 +43,35 @@ NOTHING: Final = Span(None, None)
 
 
 def request_spans(request: Request, until: int) -> list[Span]:
-    """The twelve stages of a request as intervals, in order. `until` (ns) ends what goes on, for the waits in it."""
+    """The twelve stages of a request as intervals, in order. `until` (ns) ends what goes on, for
+    the waits in it."""
     return [
-        *_before_forward(request), *_forward(request), _stream(request), decode_span(request, until), _teardown(request)
-    ]  # fmt: skip
+        *_before_forward(request),
+        *_forward(request),
+        _stream(request),
+        decode_span(request, until),
+        _teardown(request),
+    ]
 
 
 def stage_lengths(request: Request, stepped: Sequence[int] | None = None) -> list[int]:
-    """How long each stage of a request that is over took (ns), -1 where that is not known. `stepped`: what
-    `stepped_lengths` gives, for which steps have to be read, where it is known."""
+    """How long each stage of a request that is over took (ns), -1 where that is not known.
+    `stepped`: what `stepped_lengths` gives, for which steps have to be read, where it is known."""
     *forward, decoding, teardown = stepped_lengths(request) if stepped is None else stepped
-    return [*map(_length, _before_forward(request)), *forward, _length(_stream(request)), decoding, teardown]
+    return [
+        *map(_length, _before_forward(request)),
+        *forward,
+        _length(_stream(request)),
+        decoding,
+        teardown,
+    ]
 
 
 def stepped_lengths(request: Request) -> list[int]:
     """As `stage_lengths`, the stages alone that follow from steps: 6 to 9, 11 and 12."""
-    return list(map(_length, (*_forward(request), Span(*_decode_ends(request)), _teardown(request))))
+    return list(
+        map(_length, (*_forward(request), Span(*_decode_ends(request)), _teardown(request)))
+    )
 
 
 def _length(span: Span) -> int:
@@ -85,7 +100,8 @@ def stage_rows(
     coverage: Mapping[int, Coverage],
     total: int | None,
 ) -> list[StageView]:
-    """The twelve rows. `total` (ns) is what shares refer to: E2E, or the time so far; None leaves them out."""
+    """The twelve rows. `total` (ns) is what shares refer to: E2E, or the time so far; None leaves
+    them out."""
     reached = _reached(spans)
     return [
         stage_row(request, stage, span, now, coverage.get(stage), total, stage < reached)
@@ -122,7 +138,11 @@ def stage_row(
         status, end = Status.RUNNING, None
     elif span.estimated:
         status = Status.ESTIMATED
-    elif coverage is not None and coverage.status in (Status.ESTIMATED, Status.UNAVAILABLE) and span.note:
+    elif (
+        coverage is not None
+        and coverage.status in (Status.ESTIMATED, Status.UNAVAILABLE)
+        and span.note
+    ):
         status = Status(coverage.status)
     else:
         status = Status.MEASURED
@@ -143,8 +163,8 @@ def stage_row(
 def segments(request: Request, spans: list[Span], until: int) -> list[Segment]:
     """The request's bar: stretches ordered by begin, none over another.
 
-    Where stages overlap, the lower one is drawn first; the first byte only until the second token, since without
-    streaming it goes out with the last one.
+    Where stages overlap, the lower one is drawn first; the first byte only until the second token,
+    since without streaming it goes out with the last one.
     """
     pieces: list[tuple[int, int, int | None, bool]] = []
     first_only = request.output_tokens <= 1
@@ -200,10 +220,16 @@ def chunk_views(request: Request) -> list[ChunkView]:
 
 
 def front_final(request: Request, spans: list[Span], until: int) -> bool:
-    """Whether stages 1 to 10 will not change any more after `until` unless an event touches the request: the first
-    token is handed out, and no device times are expected for the passes before it."""
+    """Whether stages 1 to 10 will not change any more after `until` unless an event touches the
+    request: the first token is handed out, and no device times are expected for the passes before
+    it."""
     stream = spans[Stage.STREAM - 1]
-    if request.batch is None or not request.passes or request.first_token is None or request.first_token > until:
+    if (
+        request.batch is None
+        or not request.passes
+        or request.first_token is None
+        or request.first_token > until
+    ):
         return False
     if stream.begin is not None and (stream.end is None or stream.end > until):
         return False
@@ -231,7 +257,7 @@ def decode_segments(before: tuple[Segment, ...], span: Span) -> list[Segment]:
     return drawn
 
 
-# --- single stages --------------------------------------------------------------------------------------------------
+# --- single stages --------------------------------------------------------------------------------
 
 
 def _ordered(begin: int | None, end: int | None) -> Span:
@@ -242,8 +268,8 @@ def _ordered(begin: int | None, end: int | None) -> Span:
 
 
 def _admission(request: Request) -> Span:
-    """All of stage 4 is waiting; the hop between processes and the engine's queue are its parts. It also ends when the
-    request is given up before it was ever scheduled."""
+    """All of stage 4 is waiting; the hop between processes and the engine's queue are its parts. It
+    also ends when the request is given up before it was ever scheduled."""
     begin = latency.admission(request)
     end = request.lookup if request.ran else request.finished
     if begin is None or end is None or end < begin:
@@ -277,7 +303,9 @@ def _forward(request: Request) -> tuple[Span, Span, Span, Span]:
         sample = Span(t + logits, token, estimated=estimated)
         if first.wait >= 0:
             wait = min(first.wait, token - t - logits)
-            sample = sample._replace(wait=wait, parts=(("wait", wait), ("work", token - t - logits - wait)))
+            sample = sample._replace(
+                wait=wait, parts=(("wait", wait), ("work", token - t - logits - wait))
+            )
     return embedding, prefill, lm_head, sample
 
 
@@ -288,7 +316,8 @@ def _between(t: int, begin: int, end: int, estimated: bool) -> Span:
 
 
 def _prefill(request: Request) -> Span:
-    """First chunk's first layer to last chunk's last layer; the gaps between chunks were waiting."""
+    """First chunk's first layer to last chunk's last layer; the gaps between chunks were
+    waiting."""
     history = request.batch.history if request.batch is not None else None
     begin = end = None
     waits: list[tuple[int, int | None]] = []
@@ -305,7 +334,8 @@ def _prefill(request: Request) -> Span:
         if begin is None:
             begin = start
         elif end is not None:
-            # The embedding of a later chunk lies between its layers and the ones before: work, not waiting.
+            # The embedding of a later chunk lies between its layers and the ones before: work, not
+            # waiting.
             worked = start if embed < 0 else min(step.t + embed, start)
             if worked > end:
                 waits.append((end, worked))
@@ -326,7 +356,8 @@ def _prefill(request: Request) -> Span:
 
 
 def _stream(request: Request) -> Span:
-    """First token known to its bytes handed out. Without a front end that is known nothing is, unless a callback is."""
+    """First token known to its bytes handed out. Without a front end that is known nothing is,
+    unless a callback is."""
     if request.first_token is None or (request.stream_end is None and not request.fronted):
         return NOTHING
     return _ordered(request.first_token, request.stream_end)
@@ -339,7 +370,9 @@ def decode_span(request: Request, until: int) -> Span:
         return NOTHING
     limit = until if end is None else end
     waits: list[tuple[int, int | None]] = [
-        (max(start, begin), min(stop, limit)) for start, stop in request.holes if stop > begin and start < limit
+        (max(start, begin), min(stop, limit))
+        for start, stop in request.holes
+        if stop > begin and start < limit
     ]
     if request.preempted and request.over is None and end is None:
         start = max(request.preemptions[-1].begin, begin)
@@ -353,8 +386,12 @@ def decode_span(request: Request, until: int) -> Span:
     wait = parts[_WAIT]
     if waits and waits[-1][1] is None:
         wait += max(0, limit - waits[-1][0])
-    named = tuple([(name, value) for name, value in zip(decode.DECODE_PARTS, parts, strict=True) if value])
-    return Span(begin, end, tuple(waits), wait, named, request.batch is not None and _estimated(request))
+    named = tuple(
+        [(name, value) for name, value in zip(decode.DECODE_PARTS, parts, strict=True) if value]
+    )
+    return Span(
+        begin, end, tuple(waits), wait, named, request.batch is not None and _estimated(request)
+    )
 
 
 def _decode_ends(request: Request) -> tuple[int | None, int | None]:
@@ -365,8 +402,9 @@ def _decode_ends(request: Request) -> tuple[int | None, int | None]:
 
 
 def _tail(request: Request, parts: list[int], end: int) -> None:
-    """Add the time from the last token to the instant at which the engine knew that it was the last: what remained of
-    its step, then waiting (a request that is cancelled waits for that between steps)."""
+    """Add the time from the last token to the instant at which the engine knew that it was the
+    last: what remained of its step, then waiting (a request that is cancelled waits for that
+    between steps)."""
     last = decode.last_token(request)
     if last is None or end <= last:
         return
@@ -393,11 +431,19 @@ def _unanchored(request: Request) -> list[tuple[int, int, int | None, bool]]:
     last = decode.last_token(request)
     if first is None or last is None:
         return []
-    return [(first, int(Stage.DECODE), None if request.open_since >= 0 and request.over is None else last, False)]
+    return [
+        (
+            first,
+            int(Stage.DECODE),
+            None if request.open_since >= 0 and request.over is None else last,
+            False,
+        )
+    ]
 
 
 def _layers(step: Step) -> tuple[int, int]:
-    """Begin and end of a pass's layers (ns); the whole step as far as it was told where its parts were not."""
+    """Begin and end of a pass's layers (ns); the whole step as far as it was told where its parts
+    were not."""
     _, layers, head, logits = device_offsets(step)
     begin = next((offset for offset in (layers, step.launched, step.scheduled) if offset >= 0), 0)
     offset = next((offset for offset in (head, logits) if offset >= 0), None)
@@ -414,7 +460,8 @@ def _step(item: Pass, history: StepHistory | None) -> Step | None:
 
 
 def _reached(spans: list[Span]) -> int:
-    """Number of the last stage that has begun; the stages that overlap the next one by nature do not end it."""
+    """Number of the last stage that has begun; the stages that overlap the next one by nature do
+    not end it."""
     last = max((stage for stage, span in enumerate(spans, 1) if span.begin is not None), default=0)
     return Stage.STREAM if last == Stage.DECODE else last
 

@@ -1,13 +1,13 @@
 """Packets between a relay beside an engine and a viewer on another host, over one pair of pipes.
 
-A packet is a kind, a channel, a length (little-endian) and so many bytes. Before the first one the relay writes
-`MAGIC`: whatever a login shell prints before it is skipped. The bytes of a channel are those of one traced process's
-socket, untouched, so that nothing about events has to be told twice.
+A packet is a kind, a channel, a length (little-endian) and so many bytes. Before the first one the
+relay writes `MAGIC`: whatever a login shell prints before it is skipped. The bytes of a channel are
+those of one traced process's socket, untouched, so that nothing about events has to be told twice.
 
-Downstream: `OPEN` (a name), `DATA`, `CLOSE` (why), `PONG` (the ping's token, the relay's monotonic ns). Upstream:
-`START`, `PING` (a token), `ACK` (bytes of `DATA` taken so far). A relay sends at most `WINDOW` bytes beyond what was
-acknowledged: a slow link then makes the engine's own buffer drop its oldest events, which is counted, instead of
-showing what happened a minute ago.
+Downstream: `OPEN` (a name), `DATA`, `CLOSE` (why), `PONG` (the ping's token, the relay's monotonic
+ns). Upstream: `START`, `PING` (a token), `ACK` (bytes of `DATA` taken so far). A relay sends at
+most `WINDOW` bytes beyond what was acknowledged: a slow link then makes the engine's own buffer
+drop its oldest events, which is counted, instead of showing what happened a minute ago.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _PAIR: Final = struct.Struct("<QQ")
 
 
 class LinkError(UserError, ValueError):
-    """The peer does not speak our protocol, or is not there. The message is one line fit for a user."""
+    """The peer does not speak our protocol, or is not there. The message is one line fit for a
+    user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ def number(kind: int, value: int) -> Packet:
 
 
 def pong(token: int, instant: int) -> Packet:
-    """The answer to a ping: its token, and when it came, in ns of the answering host's monotonic clock."""
+    """The answer to a ping: its token, and when it came, in ns of the answering host's monotonic
+    clock."""
     return Packet(PONG, 0, _PAIR.pack(token, instant))
 
 
@@ -86,7 +88,8 @@ class PacketReader:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Packet]:
-        """Add bytes; yield each packet that is now whole. Raises LinkError for what can be no packet."""
+        """Add bytes; yield each packet that is now whole. Raises LinkError for what can be no
+        packet."""
         self._pending += data
         start = 0
         try:

@@ -1,7 +1,7 @@
 """`tracer relay`: carries what the traced processes of this host say over its own stdin and stdout.
 
-It is what `tracer attach ssh://HOST` starts at the other end of an SSH connection. It opens no port, decodes nothing
-and ends with its stdin.
+It is what `tracer attach ssh://HOST` starts at the other end of an SSH connection. It opens no
+port, decodes nothing and ends with its stdin.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from engine_hooks.protocol import clock
-from engine_hooks.protocol.sockets import SocketError, connect, private_directory, remove_dead, scan, search_directories
+from engine_hooks.protocol.sockets import (
+    SocketError,
+    connect,
+    private_directory,
+    remove_dead,
+    scan,
+    search_directories,
+)
 from tracer.transport.run_folders import run_folders
 from tracer.transport.ssh.packets import (
     ACK,
@@ -90,7 +97,11 @@ class Relay:
     def _paths(self) -> list[Path]:
         if self._target is not None and self._target.folder is None:
             return [found.path for found in self._target.processes]
-        folders = [self._target.folder] if self._target is not None else [*search_directories(), *run_folders()]
+        folders = (
+            [self._target.folder]
+            if self._target is not None
+            else [*search_directories(), *run_folders()]
+        )
         paths: list[Path] = []
         for folder in folders:
             with contextlib.suppress(SocketError, OSError):
@@ -106,7 +117,9 @@ class Relay:
         self._channels += 1
         channel = self._channels
         loop = asyncio.get_running_loop()
-        self._write.write(Packet(OPEN, channel, path.stem.encode("utf-8", "replace")[:200]).encode())
+        self._write.write(
+            Packet(OPEN, channel, path.stem.encode("utf-8", "replace")[:200]).encode()
+        )
         reason = "closed its connection"
         with connection:
             while True:
@@ -138,11 +151,13 @@ class Relay:
 
 
 def carry(wanted: str | None) -> int:
-    """Carry the processes called `wanted`, or all, until stdin ends: the exit code. Raises TargetError, LinkError."""
+    """Carry the processes called `wanted`, or all, until stdin ends: the exit code. Raises
+    TargetError, LinkError."""
     target = choose(find_targets(), wanted) if wanted else None
     if not (_carries(0) and _carries(1)):
         raise LinkError(
-            "this is the far end of `tracer attach ssh://HOST`: it speaks to a program over its stdin and stdout, "
+            "this is the far end of `tracer attach ssh://HOST`: it speaks to a program over its "
+            "stdin and stdout, "
             "which must be pipes"
         )
     asyncio.run(_relay(target))
@@ -150,7 +165,8 @@ def carry(wanted: str | None) -> int:
 
 
 def _carries(descriptor: int) -> bool:
-    """Whether a program can be at the other end: a terminal, a file or a device says nothing, and never ends so."""
+    """Whether a program can be at the other end: a terminal, a file or a device says nothing, and
+    never ends so."""
     try:
         mode = os.fstat(descriptor).st_mode
     except OSError:  # closed
@@ -161,7 +177,9 @@ def _carries(descriptor: int) -> bool:
 async def _relay(target: Target | None) -> None:
     loop = asyncio.get_running_loop()
     orders = asyncio.StreamReader()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), os.fdopen(0, "rb", 0))
+    await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(orders), os.fdopen(0, "rb", 0)
+    )
     gone = asyncio.Event()
 
     class Out(asyncio.Protocol):

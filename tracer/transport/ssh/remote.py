@@ -1,8 +1,9 @@
 """Engines on another host: their events over an SSH connection, without an open port.
 
-`Remote` starts ``ssh HOST tracer relay`` and is a source like any other. The other host's clock is laid beside ours by
-the quickest of some round trips, and all stamps are moved by that offset before anyone sees them, so that several
-hosts can be shown together. A connection that breaks is made again; what was lost meanwhile is a `Gap` in place.
+`Remote` starts ``ssh HOST tracer relay`` and is a source like any other. The other host's clock is
+laid beside ours by the quickest of some round trips, and all stamps are moved by that offset before
+anyone sees them, so that several hosts can be shown together. A connection that breaks is made
+again; what was lost meanwhile is a `Gap` in place.
 """
 
 from __future__ import annotations
@@ -54,14 +55,17 @@ PINGS: Final = 8
 """Round trips at the start, of which the quickest tells the offset."""
 PING_S: Final = 2.0
 RETURN_S: Final = 3.0
-"""After a connection was made again: how long a process may take to be there again before it is taken as ended."""
+"""After a connection was made again: how long a process may take to be there again before it is
+taken as ended."""
 NOISE: Final = 64 * 1024
 """Bytes that a login shell may print before the relay speaks."""
 CHUNK: Final = 64 * 1024
 VARIABLE: Final = "TRACER_SSH"
-"""The command that makes a connection, where it is not ``ssh``: it is given the host and a command to run there."""
+"""The command that makes a connection, where it is not ``ssh``: it is given the host and a command
+to run there."""
 RELAY: Final = "TRACER_RELAY"
-"""What is called ``tracer`` over there, where it is not in the PATH of a shell that is not a login shell."""
+"""What is called ``tracer`` over there, where it is not in the PATH of a shell that is not a login
+shell."""
 
 _HOST: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.%]+\]")
 
@@ -77,26 +81,47 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Read one. Raises LinkError for what is none: nothing in it may be taken for an option of ssh."""
+        """Read one. Raises LinkError for what is none: nothing in it may be taken for an option of
+        ssh."""
         try:
             parts = urlsplit(text)
             port = parts.port
         except ValueError:
-            raise LinkError(f"{clean(text)[:60]} is no address: use ssh://[user@]host[:port][/target]") from None
+            raise LinkError(
+                f"{clean(text)[:60]} is no address: use ssh://[user@]host[:port][/target]"
+            ) from None
         host, user = parts.netloc.rpartition("@")[2], parts.netloc.rpartition("@")[0]
         host = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if parts.scheme != "ssh" or not _HOST.fullmatch(host) or (user and not re.fullmatch(r"[\w.][\w.-]*", user)):
-            raise LinkError(f"{clean(text)[:60]} is no address: use ssh://[user@]host[:port][/target]")
+        if (
+            parts.scheme != "ssh"
+            or not _HOST.fullmatch(host)
+            or (user and not re.fullmatch(r"[\w.][\w.-]*", user))
+        ):
+            raise LinkError(
+                f"{clean(text)[:60]} is no address: use ssh://[user@]host[:port][/target]"
+            )
         return cls(host.strip("[]"), user, port, unquote(parts.path.strip("/")))
 
     def command(self, *, ask: bool) -> list[str]:
-        """What starts the relay over there. `ask`: whether ssh may ask for a password or a host's key."""
+        """What starts the relay over there. `ask`: whether ssh may ask for a password or a host's
+        key."""
         made = shlex.split(os.environ.get(VARIABLE, "")) or [
-            "ssh", "-T", "-o", "ConnectTimeout=15", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3",
+            "ssh",
+            "-T",
+            "-o",
+            "ConnectTimeout=15",
+            "-o",
+            "ServerAliveInterval=5",
+            "-o",
+            "ServerAliveCountMax=3",
             *([] if ask else ["-o", "BatchMode=yes"]),
-        ]  # fmt: skip
+        ]
         made += ["-p", str(self.port)] if self.port is not None else []
-        relay = [*shlex.split(os.environ.get(RELAY, "") or "tracer"), "relay", *([self.target] if self.target else [])]
+        relay = [
+            *shlex.split(os.environ.get(RELAY, "") or "tracer"),
+            "relay",
+            *([self.target] if self.target else []),
+        ]
         return [*made, f"{self.user}@{self.host}" if self.user else self.host, shlex.join(relay)]
 
 
@@ -115,15 +140,21 @@ class Link:
 
     @classmethod
     def open(cls, address: Address, *, ask: bool) -> Link:
-        """Connect, and wait until the relay speaks. Raises LinkError with the last word of ssh when it does not."""
+        """Connect, and wait until the relay speaks. Raises LinkError with the last word of ssh when
+        it does not."""
         errors = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as the link)
         try:
             process = subprocess.Popen(
-                address.command(ask=ask), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                address.command(ask=ask),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
                 start_new_session=not ask,
-            )  # fmt: skip
+            )
         except OSError as error:
-            raise LinkError(f"cannot run {error.filename}: {(error.strerror or '').lower()}") from None
+            raise LinkError(
+                f"cannot run {error.filename}: {(error.strerror or '').lower()}"
+            ) from None
         assert process.stdout is not None
         seen = b""
         deadline = time.monotonic() + ANSWER_S
@@ -138,7 +169,9 @@ class Link:
         if not found:
             process.kill()
             process.wait()
-            raise LinkError(f"{address.host}: {_last_word(errors, before) or 'the relay did not answer'}")
+            raise LinkError(
+                f"{address.host}: {_last_word(errors, before) or 'the relay did not answer'}"
+            )
         return cls(process, rest, errors)
 
     def close(self) -> None:
@@ -152,8 +185,9 @@ class Link:
 class Remote:
     """Every traced process behind `address`, as a source. To be iterated once.
 
-    `link` is the first connection, made before a screen is drawn so that ssh can ask what it has to. `say` is told
-    what the state of the connection is, and `on_trouble` what is wrong with it (empty: nothing any more).
+    `link` is the first connection, made before a screen is drawn so that ssh can ask what it has
+    to. `say` is told what the state of the connection is, and `on_trouble` what is wrong with it
+    (empty: nothing any more).
     """
 
     def __init__(self, address: Address, link: Link | None = None) -> None:
@@ -192,15 +226,21 @@ class Remote:
                 reason = str(error)
             wait = AGAIN_S[min(tries, len(AGAIN_S) - 1)]
             tries += 1
-            self.on_trouble(f"{reason or f'{self.address.host}: the connection was lost'}; trying again in {wait:g} s")
+            self.on_trouble(
+                f"{reason or f'{self.address.host}: the connection was lost'}; trying again in "
+                f"{wait:g} s"
+            )
             await asyncio.sleep(wait)
 
     async def _session(self, link: Link) -> AsyncGenerator[Delivery, None]:
-        """One connection. Raises LinkError for a peer that is no relay or does not answer any more."""
+        """One connection. Raises LinkError for a peer that is no relay or does not answer any
+        more."""
         loop = asyncio.get_running_loop()
         assert link.process.stdout is not None and link.process.stdin is not None
         reader = asyncio.StreamReader(limit=4 * CHUNK)
-        incoming, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), link.process.stdout)
+        incoming, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), link.process.stdout
+        )
         write, _ = await loop.connect_write_pipe(asyncio.Protocol, link.process.stdin)
         self.round_trip = None  # another way may lead there now
         pinging = asyncio.create_task(self._ping(write))
@@ -278,10 +318,13 @@ class Remote:
 
     @property
     def described(self) -> str:
-        """The link in words: how far the clocks are apart in wall time is not the question, how well they are laid
-        beside each other is."""
+        """The link in words: how far the clocks are apart in wall time is not the question, how
+        well they are laid beside each other is."""
         trip = (self.round_trip or 0) / NS_PER_MS
-        return f"{self.address.host}: round trip {trip:.1f} ms, clocks matched within ±{trip / 2:.1f} ms"
+        return (
+            f"{self.address.host}: round trip {trip:.1f} ms, clocks matched within ±{trip / 2:.1f} "
+            "ms"
+        )
 
     def _moved(self, delivery: Delivery) -> Delivery:
         """A delivery with its stamps on our clock. Those of our own boot are on it already."""
@@ -296,7 +339,9 @@ class Remote:
             event.t = max(0, event.t + offset)
             if type(event) is Scheduled:
                 event.lookup = max(0, event.lookup + offset)
-        return Delivery(delivery.source, _on_our_clock(header, offset), delivery.events, delivery.unknown)
+        return Delivery(
+            delivery.source, _on_our_clock(header, offset), delivery.events, delivery.unknown
+        )
 
     def _gone(self, name: str, reason: str) -> Delivery:
         intake = self._intakes.pop(name)
@@ -313,14 +358,16 @@ def _on_our_clock(header: Header | None, offset: int) -> Header | None:
 
 @dataclass(frozen=True, slots=True)
 class RemoteTarget:
-    """Processes on another host, or on several, beside which the targets of this host stand in `tracer.transport.targets`."""
+    """Processes on another host, or on several, beside which the targets of this host stand in
+    `tracer.transport.targets`."""
 
     name: str
     remotes: tuple[Remote, ...]
 
     @classmethod
     def open(cls, targets: Sequence[str]) -> RemoteTarget:
-        """Connect to each of these addresses, one after another, before anything is drawn. Raises LinkError."""
+        """Connect to each of these addresses, one after another, before anything is drawn. Raises
+        LinkError."""
         remotes: list[Remote] = []
         try:
             for address in [Address.parse(target) for target in targets]:
@@ -342,4 +389,3 @@ def _last_word(errors: IO[bytes], printed: bytes) -> str:
     said = (errors.read() or printed).decode("utf-8", "replace")
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return clean(lines[-1])[:200] if lines else ""
-

@@ -30,7 +30,8 @@ JUMP_S, LEAP_S = 10, 60
 """Seconds of the trace that one key jumps."""
 
 FindFindings = Callable[[], Awaitable[Sequence[Mark]]]
-"""Looks for findings in the trace: their begins, and what they say. It may take long, and raise OSError."""
+"""Looks for findings in the trace: their begins, and what they say. It may take long, and raise
+OSError."""
 
 FEW_EVENTS = 200_000
 """A trace with fewer is diagnosed unasked, so that its findings are on the timeline."""
@@ -39,7 +40,8 @@ FEW_EVENTS = 200_000
 class ReplayApp(TracerApp):
     """Shows what a player plays. What freezes a live screen pauses the player here.
 
-    `find_findings` is asked for what the timeline shows as findings. The keys are none that a screen has for itself.
+    `find_findings` is asked for what the timeline shows as findings. The keys are none that a
+    screen has for itself.
     """
 
     BINDINGS: ClassVar[list[Any]] = [
@@ -67,7 +69,12 @@ class ReplayApp(TracerApp):
     ]
 
     def __init__(
-        self, player: Player, *, title: str = "", look: Look | None = None, find_findings: FindFindings | None = None
+        self,
+        player: Player,
+        *,
+        title: str = "",
+        look: Look | None = None,
+        find_findings: FindFindings | None = None,
     ) -> None:
         super().__init__(player, title=title, mode="replay", look=look)
         self.player = player
@@ -79,7 +86,9 @@ class ReplayApp(TracerApp):
         self._recorded = list(player.bookmarks)
         self._keeps = True
         try:
-            player.bookmarks = sorted([*player.bookmarks, *bookmarks.read(player.trace.path)], key=lambda mark: mark.t)
+            player.bookmarks = sorted(
+                [*player.bookmarks, *bookmarks.read(player.trace.path)], key=lambda mark: mark.t
+            )
         except BookmarkError as error:
             self._keeps = False
             self.note = str(error)
@@ -117,7 +126,9 @@ class ReplayApp(TracerApp):
     def notices(self, snapshot: Snapshot) -> tuple[Notice, ...]:
         """What is wrong with the file, before what was wrong with the engine."""
         trace = self.player.trace
-        damage = tuple(Notice(f"{trace.path.name} {problem}", False) for problem in trace.problems[:1])
+        damage = tuple(
+            Notice(f"{trace.path.name} {problem}", False) for problem in trace.problems[:1]
+        )
         return (*damage, *super().notices(snapshot))
 
     # --- playing
@@ -141,7 +152,9 @@ class ReplayApp(TracerApp):
     def action_idle(self) -> None:
         """Show stretches in which nothing happens, or jump over them."""
         self.player.idle_s = IDLE_S if self.player.idle_s is None else None
-        self.note = "idle stretches are " + ("shown" if self.player.idle_s is None else "jumped over")
+        self.note = "idle stretches are " + (
+            "shown" if self.player.idle_s is None else "jumped over"
+        )
 
     def action_loop(self) -> None:
         """Begin again at the end, or stop there."""
@@ -157,9 +170,11 @@ class ReplayApp(TracerApp):
     def action_step(self, what: str) -> None:
         """To the next event, step, token or change of stage, and stop there."""
         steps = {
-            "event": self.player.step_event, "step": self.player.step_step, "token": self.player.step_token,
+            "event": self.player.step_event,
+            "step": self.player.step_step,
+            "token": self.player.step_token,
             "stage": self.player.step_stage,
-        }  # fmt: skip
+        }
         steps[what]()
 
     def action_step_back(self, what: str) -> None:
@@ -266,7 +281,11 @@ class ReplayApp(TracerApp):
             self.note = self._finding
         else:
             self._search(go=True)
-            self.note = "looking for findings …" if self._searching is not None else "nobody to ask for findings"
+            self.note = (
+                "looking for findings …"
+                if self._searching is not None
+                else "nobody to ask for findings"
+            )
 
     def _search(self, *, go: bool = False) -> None:
         if self._find_findings is not None and self._searching is None:
@@ -293,10 +312,14 @@ class ReplayApp(TracerApp):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """What the keys of the player do."""
-        yield SystemCommand("Go to", "A time, a share, a request's id, finding or mark", self.action_go_to)
+        yield SystemCommand(
+            "Go to", "A time, a share, a request's id, finding or mark", self.action_go_to
+        )
         yield SystemCommand("Mark", "Mark this place, or take the mark away", self.action_bookmark)
         yield SystemCommand("Next mark", "Go to the next mark", self.action_next_bookmark)
-        yield SystemCommand("Next finding", "Go to the next finding of the diagnosis", self.action_next_finding)
+        yield SystemCommand(
+            "Next finding", "Go to the next finding of the diagnosis", self.action_next_finding
+        )
         yield SystemCommand("Idle", "Show idle stretches, or jump over them", self.action_idle)
         yield SystemCommand("Loop", "Begin again at the end, or not", self.action_loop)
         yield from super().get_system_commands(screen)

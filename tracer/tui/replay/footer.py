@@ -1,4 +1,5 @@
-"""What a replay adds at the foot of every screen: the timeline, and in its place a line to type where to go."""
+"""What a replay adds at the foot of every screen: the timeline, and in its place a line to type
+where to go."""
 
 from __future__ import annotations
 

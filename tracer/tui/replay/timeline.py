@@ -22,8 +22,8 @@ TRACK_FROM = 12
 class Timeline(Canvas):
     """One row: ``▶ 2x  0:12.3 / 1:03.0 ━━━━●──▼──····───  20 %``. A click on the track goes there.
 
-    On the track ``▼`` is a mark and ``▲`` a finding; stretches in which nothing happens, which are jumped over, are
-    dotted.
+    On the track ``▼`` is a mark and ``▲`` a finding; stretches in which nothing happens, which are
+    jumped over, are dotted.
     """
 
     class Chosen(Message):
@@ -50,7 +50,9 @@ class Timeline(Canvas):
         if width >= 100:
             skipped = player.skipped // NS_PER_S
             loop = "loop  " if player.loop else ""
-            idle = f"{skipped} s idle jumped over  " if skipped and player.idle_s is not None else ""
+            idle = (
+                f"{skipped} s idle jumped over  " if skipped and player.idle_s is not None else ""
+            )
             behind = f" {player.fraction:4.0%}  {loop}{idle}".rstrip() + " "
         if width < 50:
             before = f" {head} {here} "
@@ -106,7 +108,8 @@ class Timeline(Canvas):
 
 
 def idle_stretches(player: Player) -> Sequence[tuple[int, int]]:
-    """Stretches (ns) in which nothing but signs of life was recorded and that are long enough to be jumped over."""
+    """Stretches (ns) in which nothing but signs of life was recorded and that are long enough to be
+    jumped over."""
     least = int((player.idle_s or 0) * NS_PER_S)
     found: list[tuple[int, int]] = []
     active = player.trace.begin

@@ -1,4 +1,5 @@
-"""What must not be overlooked, in words: a dead or stalled engine, lost events, hooks that failed."""
+"""What must not be overlooked, in words: a dead or stalled engine, lost events, hooks that
+failed."""
 
 from __future__ import annotations
 
@@ -33,7 +34,12 @@ def notices_of(snapshot: Snapshot | None) -> tuple[Notice, ...]:
         if engine.status == "dead":
             found.append(Notice(f"{name} is dead: {engine.reason or 'it gave no reason'}", True))
         elif not engine.alive:
-            found.append(Notice(f"{name} is gone: {engine.reason or 'its stream ended'}", engine.status != "stopped"))
+            found.append(
+                Notice(
+                    f"{name} is gone: {engine.reason or 'its stream ended'}",
+                    engine.status != "stopped",
+                )
+            )
         elif engine.stalled:
             found.append(Notice(f"{name} stalled: {engine.stalled}", True))
     losses = snapshot.losses
@@ -43,7 +49,9 @@ def notices_of(snapshot: Snapshot | None) -> tuple[Notice, ...]:
             text += f", {figures.count(losses.incomplete_requests)} requests incomplete"
         found.append(Notice(text, False))
     if losses.unknown:
-        found.append(Notice(f"{figures.count(losses.unknown)} events of a newer tracer were left out", False))
+        found.append(
+            Notice(f"{figures.count(losses.unknown)} events of a newer tracer were left out", False)
+        )
     if losses.set_aside:
         found.append(Notice(set_aside_line(losses.set_aside), False))
     found.extend(Notice(f"hook failed: {fault}", False) for fault in losses.hook_faults[-1:])

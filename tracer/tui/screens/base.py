@@ -1,4 +1,5 @@
-"""What all screens share: tiles instead of containers, a bar of keys, and `draw`, called once a frame."""
+"""What all screens share: tiles instead of containers, a bar of keys, and `draw`, called once a
+frame."""
 
 from __future__ import annotations
 
@@ -78,14 +79,19 @@ class FrameScreen(Screen[None]):
     def focus_chain(self) -> list[Widget]:
         """The parts that Tab goes through: those that can be seen now."""
         regions = self.arranged(self.size)
-        return [widget for widget in super().focus_chain if "tile" not in widget.classes or widget in regions]
+        return [
+            widget
+            for widget in super().focus_chain
+            if "tile" not in widget.classes or widget in regions
+        ]
 
     def keys(self) -> Sequence[Key]:
         """Keys for the last line, the most useful first."""
         return ()
 
     def draw(self) -> None:
-        """Fill the widgets from the present snapshot. Called once a frame, and after a key that changes something."""
+        """Fill the widgets from the present snapshot. Called once a frame, and after a key that
+        changes something."""
         raise NotImplementedError
 
     def redraw(self) -> None:
@@ -124,7 +130,8 @@ class FrameScreen(Screen[None]):
 
 
 def split(total: int, *wanted: int) -> list[int]:
-    """Cells for parts that want `wanted`, in order, out of `total`: earlier parts are served first."""
+    """Cells for parts that want `wanted`, in order, out of `total`: earlier parts are served
+    first."""
     sizes: list[int] = []
     for cells in wanted:
         given = max(0, min(cells, total))

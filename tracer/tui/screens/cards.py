@@ -1,4 +1,5 @@
-"""What screens with cards share: all of them beside each other where there is room, else one at a time under tabs."""
+"""What screens with cards share: all of them beside each other where there is room, else one at a
+time under tabs."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ class CardScreen(FrameScreen):
     """A screen with cards. Subclasses hand them to `hold`, place them, and say what leaving is."""
 
     CARDS_FROM: ClassVar[Size]
-    """Screens at least this large show all cards; on smaller ones one at a time, chosen on the tab line."""
+    """Screens at least this large show all cards; on smaller ones one at a time, chosen on the tab
+    line."""
     cards: tuple[Panel, ...]
     card: int
     """Which one is shown, where one is shown at a time."""

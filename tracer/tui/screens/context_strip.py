@@ -1,4 +1,5 @@
-"""The first line: what engine, model and load the figures below are about, and whether they are live."""
+"""The first line: what engine, model and load the figures below are about, and whether they are
+live."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ RECORDING = "REC"
 
 
 class ContextStrip(Canvas):
-    """One row. Items shorten, then leave, from the least telling one on when the row gets narrow."""
+    """One row. Items shorten, then leave, from the least telling one on when the row gets
+    narrow."""
 
     def __init__(self, look: Look, title: str = "") -> None:
         super().__init__(look, id="context")
@@ -30,9 +32,15 @@ class ContextStrip(Canvas):
         """Draw the context of a snapshot and the status of the stream in its style."""
         before, self.snapshot = self.snapshot, snapshot
         told, self.status, self.status_style = (self.status, self.status_style), status, style
-        if told == (status, style) and before is not None and snapshot is not None and (
-            before.engines is snapshot.engines and before.context is snapshot.context
-            and before.failed == snapshot.failed
+        if (
+            told == (status, style)
+            and before is not None
+            and snapshot is not None
+            and (
+                before.engines is snapshot.engines
+                and before.context is snapshot.context
+                and before.failed == snapshot.failed
+            )
         ):
             return  # the same snapshot, with the clock moved on
         self.repaint()
@@ -63,7 +71,13 @@ class ContextStrip(Canvas):
                 continue
             if line.used > 1:
                 line.put(f" {look.glyphs.dot} ", look.faint)
-            style = look.bad if failed and index == len(chosen) - 1 else look.accent if line.used == 1 else look.text
+            style = (
+                look.bad
+                if failed and index == len(chosen) - 1
+                else look.accent
+                if line.used == 1
+                else look.text
+            )
             line.put_text(text, style, ellipsis=look.glyphs.ellipsis)
         if status:
             line.fill_to(max(0, width - cell_width(status) - 1), look.text)
@@ -100,14 +114,28 @@ def _items(snapshot: Snapshot | None, fallback: str) -> list[tuple[int, str, str
         items.append((0, label(fallback) or "tracer", label(fallback) or "tracer"))
         if not snapshot.engines:
             return items
-    items.append((2, f"{figures.rate(context.request_rate)} req/s", f"{figures.rate(context.request_rate)}/s"))
-    items.append((3, f"{figures.count(context.concurrency)} open", f"{figures.count(context.concurrency)} open"))
+    items.append(
+        (
+            2,
+            f"{figures.rate(context.request_rate)} req/s",
+            f"{figures.rate(context.request_rate)}/s",
+        )
+    )
+    items.append(
+        (
+            3,
+            f"{figures.count(context.concurrency)} open",
+            f"{figures.count(context.concurrency)} open",
+        )
+    )
     for flag, name, short, weight in (
         (context.prefix_caching, "prefix cache", "cache", 5),
         (context.chunked_prefill, "chunked", "chunk", 6),
     ):
         if flag is not None:
-            items.append((weight, f"{name} {'on' if flag else 'off'}", f"{short} {'on' if flag else 'off'}"))
+            items.append(
+                (weight, f"{name} {'on' if flag else 'off'}", f"{short} {'on' if flag else 'off'}")
+            )
     window = figures.span(context.window_s)
     items.append((2, f"last {window}" if window != "all" else "whole trace", window))
     return items

@@ -29,11 +29,26 @@ TERMS = (
     ("tok/s", "output tokens a second over the window"),
 )
 PRETTY = {
-    "question_mark": "?", "slash": "/", "left_square_bracket": "[", "right_square_bracket": "]", "plus": "+",
-    "minus": "-", "equals_sign": "=", "pageup": "PgUp", "pagedown": "PgDn", "escape": "Esc", "enter": "Enter",
-    "space": "Space", "up": "Up", "down": "Down", "left": "Left", "right": "Right", "home": "Home", "end": "End",
+    "question_mark": "?",
+    "slash": "/",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+    "plus": "+",
+    "minus": "-",
+    "equals_sign": "=",
+    "pageup": "PgUp",
+    "pagedown": "PgDn",
+    "escape": "Esc",
+    "enter": "Enter",
+    "space": "Space",
+    "up": "Up",
+    "down": "Down",
+    "left": "Left",
+    "right": "Right",
+    "home": "Home",
+    "end": "End",
     "backspace": "Backspace",
-}  # fmt: skip
+}
 
 
 class HelpPanel(Panel):
@@ -68,35 +83,56 @@ class HelpPanel(Panel):
                 index = at * lines + row
                 if index < len(self.keys):
                     key, what = self.keys[index]
-                    line.fill_to(at * cells, look.text).put(f"  {key} ".ljust(13), look.accent).put(what, look.text)
+                    line.fill_to(at * cells, look.text).put(f"  {key} ".ljust(13), look.accent).put(
+                        what, look.text
+                    )
             rows.append(line.end(look.text))
         rows += [blank(width, look.text), self._heading(width, "The twelve stages of a request")]
         for info in STAGES:
-            line = Line(width).put("  ", look.text).put(look.fill(info.stage) * 2, look.stage(info.stage))
+            line = (
+                Line(width)
+                .put("  ", look.text)
+                .put(look.fill(info.stage) * 2, look.stage(info.stage))
+            )
             line.put(f" {int(info.stage):2d} ", look.dim).put(info.label.ljust(12), look.bold)
             line.put(f"{info.begins} {look.glyphs.arrow} {info.ends}", look.text)
             bound = f"   bounded by {info.bounded_by}"
             if line.room > len(bound):
                 line.put(bound, look.dim)
             rows.append(line.end(look.text))
-        line = Line(width).put("  ", look.text).put(look.glyphs.wait * 2, look.stage(Stage.ADMISSION))
+        line = (
+            Line(width).put("  ", look.text).put(look.glyphs.wait * 2, look.stage(Stage.ADMISSION))
+        )
         rows.append(line.put("    waiting: nobody works on it", look.text).end(look.text))
         line = Line(width).put("  ", look.text).put(look.glyphs.preempted + " ", look.bad)
-        rows.append(line.put("    preempted: lost its place, waits and computes again", look.text).end(look.text))
+        rows.append(
+            line.put("    preempted: lost its place, waits and computes again", look.text).end(
+                look.text
+            )
+        )
         line = Line(width).put("  ", look.text).put(look.glyphs.dot * 2, look.dim)
         rows.append(line.put("    no stage covers this time", look.text).end(look.text))
         line = Line(width).put("  ", look.text).put(look.glyphs.expected + " ", look.bold)
-        said = "    expected by the model: the end of a stage or request; of one that runs, its first token"
+        said = (
+            "    expected by the model: the end of a stage or request; of one that runs, its first "
+            "token"
+        )
         rows.append(line.put(said, look.text).end(look.text))
         if not look.fine:
             line = Line(width).put("  by group: ", look.dim)
             for group in Group:
                 line.put(look.glyphs.fill[group], look.text).put(f" {group.value}  ", look.dim)
             rows.append(line.end(look.text))
-        rows += [blank(width, look.text), self._heading(width, "The figures: p50, p95, p99 over the window")]
+        rows += [
+            blank(width, look.text),
+            self._heading(width, "The figures: p50, p95, p99 over the window"),
+        ]
         for name, meaning in TERMS:
             rows.append(
-                Line(width).put(f"  {name}".ljust(13), look.accent).put(meaning, look.text).end(look.text)
+                Line(width)
+                .put(f"  {name}".ljust(13), look.accent)
+                .put(meaning, look.text)
+                .end(look.text)
             )
         return rows
 
@@ -159,7 +195,8 @@ def _shown(key: str) -> str:
 
 
 def keys_of(screen: Screen[object]) -> list[tuple[str, str]]:
-    """(keys, meaning) of everything that a screen and the app react to, without what is not possible now."""
+    """(keys, meaning) of everything that a screen and the app react to, without what is not
+    possible now."""
     found: list[tuple[str, str]] = []
     app = screen.app
     for node in (screen, app):

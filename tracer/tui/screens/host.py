@@ -22,7 +22,8 @@ from tracer.tui.watch import Watch
 
 
 class Choice(Protocol):
-    """The Live screen, as the other screens see it: the list of requests and the one chosen in it."""
+    """The Live screen, as the other screens see it: the list of requests and the one chosen in
+    it."""
 
     listing: Listing
 

@@ -1,4 +1,5 @@
-"""Screens that are reached by their number. Each is loaded when it is first wanted: the first paint does not wait."""
+"""Screens that are reached by their number. Each is loaded when it is first wanted: the first paint
+does not wait."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Tab:
-    """A screen by its `number`; `place` is ``module:class`` of a FrameScreen that is made with a look alone."""
+    """A screen by its `number`; `place` is ``module:class`` of a FrameScreen that is made with a
+    look alone."""
 
     number: int
     name: str
@@ -35,4 +37,5 @@ TABS: Final = (
     Tab(6, "Compare", "tracer.tui.screens.compare.screen:CompareScreen"),
     Tab(7, "Journey", "tracer.tui.screens.journey.screen:JourneyScreen"),
 )
-"""In the order of their numbers. 2 is the request that the list has chosen: see `TracerApp.action_tab`."""
+"""In the order of their numbers. 2 is the request that the list has chosen: see
+`TracerApp.action_tab`."""

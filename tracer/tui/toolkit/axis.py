@@ -1,8 +1,8 @@
 """Time axes: which column an instant falls into.
 
-The shared axis of the Live screen jumps by a quarter of a page instead of scrolling by columns: scrolling redraws
-every bar every few frames (78 kB/s), a jump redraws them once in some seconds (9 kB/s), and bars that stand still can
-be read.
+The shared axis of the Live screen jumps by a quarter of a page instead of scrolling by columns:
+scrolling redraws every bar every few frames (78 kB/s), a jump redraws them once in some seconds (9
+kB/s), and bars that stand still can be read.
 """
 
 from __future__ import annotations
@@ -18,15 +18,59 @@ from tracer.tui.toolkit import figures
 SPANS: Final = tuple(
     int(seconds * NS_PER_S)
     for seconds in (
-        0.001, 0.002, 0.004, 0.01, 0.02, 0.04, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.6, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24,
-        30, 40, 60, 80, 100, 120, 160, 200, 240, 300, 400, 600, 800, 1200, 1800, 2400, 3600, 7200, 14400, 43200, 86400,
+        0.001,
+        0.002,
+        0.004,
+        0.01,
+        0.02,
+        0.04,
+        0.1,
+        0.2,
+        0.4,
+        0.6,
+        0.8,
+        1,
+        1.6,
+        2,
+        3,
+        4,
+        5,
+        6,
+        8,
+        10,
+        12,
+        16,
+        20,
+        24,
+        30,
+        40,
+        60,
+        80,
+        100,
+        120,
+        160,
+        200,
+        240,
+        300,
+        400,
+        600,
+        800,
+        1200,
+        1800,
+        2400,
+        3600,
+        7200,
+        14400,
+        43200,
+        86400,
         604800,
     )
-)  # fmt: skip
+)
 """Lengths of a page in ns, one of which is always used."""
 
 SHORTEST: Final = 4 * NS_PER_S
-"""The shortest page chosen without being asked: a shorter one would jump, and redraw everything, too often."""
+"""The shortest page chosen without being asked: a shorter one would jump, and redraw everything,
+too often."""
 
 JUMP: Final = 4
 """The page moves on by this part of itself."""
@@ -51,9 +95,11 @@ class PageAxis:
         """Index into `SPANS` chosen by hand; None lets the page fit what is shown."""
 
     def fit(self, earliest: int, latest: int, shortest: int = SHORTEST) -> None:
-        """Move the page so that it holds `latest`, and choose its length so that it reaches back to `earliest`.
+        """Move the page so that it holds `latest`, and choose its length so that it reaches back to
+        `earliest`.
 
-        Grows as soon as it must, shrinks only when little more than half of it would do, so that it does not flap.
+        Grows as soon as it must, shrinks only when little more than half of it would do, so that it
+        does not flap.
         """
         span = self.span
         if self.zoom is not None:
@@ -62,7 +108,9 @@ class PageAxis:
             reach = max(latest - earliest, 1)
             room = self._history(span)
             if not self.version or reach > room or reach < room * 6 // 10 or span < shortest:
-                span = next((s for s in SPANS if s >= shortest and self._history(s) >= reach), SPANS[-1])
+                span = next(
+                    (s for s in SPANS if s >= shortest and self._history(s) >= reach), SPANS[-1]
+                )
         jump = span // JUMP
         begin = latest // jump * jump - span + jump
         moved = span != self.span or not self.begin <= latest < self.begin + self.span
@@ -72,7 +120,8 @@ class PageAxis:
 
     @staticmethod
     def _history(span: int) -> int:
-        """What is surely visible before the latest instant, wherever in the last quarter it falls."""
+        """What is surely visible before the latest instant, wherever in the last quarter it
+        falls."""
         return span - span // JUMP
 
     def zoom_by(self, steps: int) -> None:
@@ -106,10 +155,36 @@ class PageAxis:
 _STEPS: Final = tuple(
     int(seconds * NS_PER_S)
     for seconds in (
-        0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300,
-        600, 900, 1800, 3600, 7200, 21600, 86400,
+        0.0001,
+        0.0002,
+        0.0005,
+        0.001,
+        0.002,
+        0.005,
+        0.01,
+        0.02,
+        0.05,
+        0.1,
+        0.2,
+        0.5,
+        1,
+        2,
+        5,
+        10,
+        15,
+        30,
+        60,
+        120,
+        300,
+        600,
+        900,
+        1800,
+        3600,
+        7200,
+        21600,
+        86400,
     )
-)  # fmt: skip
+)
 
 
 def tick_label(t: int, step: int) -> str:
@@ -122,10 +197,12 @@ def tick_label(t: int, step: int) -> str:
 
 
 def elastic_widths(durations: Sequence[float], width: int) -> list[int]:
-    """Columns for consecutive intervals so that the shortest is seen and the longest still looks longest.
+    """Columns for consecutive intervals so that the shortest is seen and the longest still looks
+    longest.
 
-    `durations` in ms. Half of the columns go by log(1 + duration / 10 µs), half by duration; each interval of any
-    length gets at least one; they sum to `width` exactly. Used where 0.1 ms and 1,800 ms share a line.
+    `durations` in ms. Half of the columns go by log(1 + duration / 10 µs), half by duration; each
+    interval of any length gets at least one; they sum to `width` exactly. Used where 0.1 ms and
+    1,800 ms share a line.
     """
     logs = [math.log1p(max(0.0, duration) / 0.01) for duration in durations]
     alive = [index for index, weight in enumerate(logs) if weight > 0]
@@ -142,6 +219,8 @@ def elastic_widths(durations: Sequence[float], width: int) -> list[int]:
     for index, share in zip(alive, exact, strict=True):
         columns[index] = 1 + int(share)
     left = width - sum(columns)
-    for index, _ in sorted(zip(alive, exact, strict=True), key=lambda pair: int(pair[1]) - pair[1])[:left]:
+    for index, _ in sorted(zip(alive, exact, strict=True), key=lambda pair: int(pair[1]) - pair[1])[
+        :left
+    ]:
         columns[index] += 1
     return columns

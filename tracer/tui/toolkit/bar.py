@@ -1,9 +1,9 @@
 """Bars of stages: stretches of time turned into cells.
 
-A bar is first painted into eighths of cells (whole cells where the terminal has no colours or no block glyphs), so that
-every edge stays where it is in time. Each cell can show two colours, split at an eighth: where more than two stages
-share one, the longest keeps its side and the rest shares the other. What is shorter than an eighth is not blown up,
-unless it is asked for or all there is.
+A bar is first painted into eighths of cells (whole cells where the terminal has no colours or no
+block glyphs), so that every edge stays where it is in time. Each cell can show two colours, split
+at an eighth: where more than two stages share one, the longest keeps its side and the rest shares
+the other. What is shorter than an eighth is not blown up, unless it is asked for or all there is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ WAIT: Final = 16
 
 
 class Stretch(NamedTuple):
-    """A part of a bar from unit `begin` to `end` (eighths of cells, or cells). `code`: stage number, `WAIT` added."""
+    """A part of a bar from unit `begin` to `end` (eighths of cells, or cells). `code`: stage
+    number, `WAIT` added."""
 
     begin: int
     end: int
@@ -31,7 +32,8 @@ class Stretch(NamedTuple):
 
 
 class Bars:
-    """Draws bars `width` cells wide with a look; `grid` is what empty cells show (spaces and tick marks)."""
+    """Draws bars `width` cells wide with a look; `grid` is what empty cells show (spaces and tick
+    marks)."""
 
     def __init__(self, look: Look, width: int, grid: str = "") -> None:
         self.look = look
@@ -55,10 +57,11 @@ class Bars:
     ) -> list[Segment]:
         """The bar as segments, exactly `width` cells.
 
-        `back`: background of the row. `marks`: (column, glyph) laid over it, for preemptions. `head`: column of the
-        running end, drawn as a glyph where a bar is made of whole cells. `cut`: the bar began before the page.
-        `shade`: which of the look's `bar_colours`. `keep_short`: give the shortest stretch an eighth too. `expected`:
-        unit at which a tick says where the bar should have ended; a tick off the end is drawn as an arrow there.
+        `back`: background of the row. `marks`: (column, glyph) laid over it, for preemptions.
+        `head`: column of the running end, drawn as a glyph where a bar is made of whole cells.
+        `cut`: the bar began before the page. `shade`: which of the look's `bar_colours`.
+        `keep_short`: give the shortest stretch an eighth too. `expected`: unit at which a tick says
+        where the bar should have ended; a tick off the end is drawn as an arrow there.
         """
         units = self.units
         if not units:
@@ -79,7 +82,9 @@ class Bars:
             canvas[last[0]] = last[1]
         self.shade = shade
         background = look.palette.back if back is None else back
-        segments = self._whole(canvas, background) if unit == 1 else self._fine(bytes(canvas), background)
+        segments = (
+            self._whole(canvas, background) if unit == 1 else self._fine(bytes(canvas), background)
+        )
         overlays = list(marks)
         if head is not None and unit == 1 and 0 <= head < self.width:
             overlays.append((head, look.glyphs.head))
@@ -87,7 +92,11 @@ class Bars:
             overlays.append((0, look.glyphs.cut))
         if overlays:
             segments = self._overlay(segments, overlays, background)
-        return segments if expected is None or expected < 0 else self._ticked(segments, expected, background)
+        return (
+            segments
+            if expected is None or expected < 0
+            else self._ticked(segments, expected, background)
+        )
 
     def _whole(self, canvas: bytearray, back: str) -> list[Segment]:
         """Whole cells: one glyph for each stage group, a light one for waiting."""
@@ -170,7 +179,9 @@ class Bars:
             if under is not None:
                 tick = look.style(back, under.name, "bold")
             else:
-                tick = look.style(look.palette.text, back, "bold" if look.palette.depth else "bold reverse")
+                tick = look.style(
+                    look.palette.text, back, "bold" if look.palette.depth else "bold reverse"
+                )
             pieces = [Segment(glyph, tick)]
             if place:
                 pieces.insert(0, Segment(text[:place], style))
@@ -179,14 +190,20 @@ class Bars:
             return [*segments[:index], *pieces, *segments[index + 1 :]]
         return segments
 
-    def _overlay(self, segments: list[Segment], overlays: list[tuple[int, str]], back: str) -> list[Segment]:
+    def _overlay(
+        self, segments: list[Segment], overlays: list[tuple[int, str]], back: str
+    ) -> list[Segment]:
         """Put single glyphs over a bar."""
         look = self.look
         cells = [(character, segment.style) for segment in segments for character in segment.text]
         for column, glyph in overlays:
             if 0 <= column < len(cells):
                 flags = "bold" if look.palette.depth else "bold reverse"
-                colour = look.palette.text if glyph in (look.glyphs.cut, look.glyphs.head) else look.palette.bad
+                colour = (
+                    look.palette.text
+                    if glyph in (look.glyphs.cut, look.glyphs.head)
+                    else look.palette.bad
+                )
                 cells[column] = (glyph, look.style(colour, back, flags))
         merged: list[Segment] = []
         text = ""

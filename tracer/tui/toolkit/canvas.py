@@ -1,9 +1,10 @@
 """The base of every widget here: a block of prebuilt rows that sends only the cells which changed.
 
-A canvas paints its rows from what it was given (`paint` is a pure function of that and of the size), keeps one strip
-a row, and on `repaint` compares new with old: an unchanged row keeps its strip, a changed one marks the columns
-that differ as dirty. Nothing else is drawn, sent or measured again. A canvas has no border, padding or CSS content of
-its own: what is on the screen is what `paint` returned.
+A canvas paints its rows from what it was given (`paint` is a pure function of that and of the
+size), keeps one strip a row, and on `repaint` compares new with old: an unchanged row keeps its
+strip, a changed one marks the columns that differ as dirty. Nothing else is drawn, sent or measured
+again. A canvas has no border, padding or CSS content of its own: what is on the screen is what
+`paint` returned.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ Row = Sequence[Segment]
 """Segments of one row, exactly as wide as the canvas."""
 
 MERGE_GAP: Final = 4
-"""Unchanged cells between two changed runs that are cheaper to send than to jump over (a jump costs 6-9 bytes)."""
+"""Unchanged cells between two changed runs that are cheaper to send than to jump over (a jump costs
+6-9 bytes)."""
 
 
 LABEL_ROOM: Final = 400
-"""Characters of a text from outside that are looked at where it is a label: more do not fit on any screen."""
+"""Characters of a text from outside that are looked at where it is a label: more do not fit on any
+screen."""
 
 
 def label(text: str) -> str:
@@ -63,10 +66,13 @@ class Line:
             self.used += len(text)
         return self
 
-    def put_text(self, text: str, style: Style, cells: int | None = None, ellipsis: str = "…") -> Line:
+    def put_text(
+        self, text: str, style: Style, cells: int | None = None, ellipsis: str = "…"
+    ) -> Line:
         """Append text from outside: cleaned, and cropped or padded to `cells` when given."""
         room = self.width - self.used
-        # What lies far beyond the room is not even looked at; what remains is long enough to be cropped.
+        # What lies far beyond the room is not even looked at; what remains is long enough to be
+        # cropped.
         text = clean(text[: 4 * room + 256])
         wanted = min(cell_width(text) if cells is None else cells, room)
         text = fit(text, wanted, ellipsis=ellipsis)
@@ -106,8 +112,9 @@ plain: Final = re.compile(
 
 
 class RowStrip(Strip):
-    """A strip that does not remember itself as its only part: each one that is replaced would be a cycle, and the
-    garbage collector, which else has nothing to do here, would stop a frame for 50 ms every few seconds to find them.
+    """A strip that does not remember itself as its only part: each one that is replaced would be a
+    cycle, and the garbage collector, which else has nothing to do here, would stop a frame for 50
+    ms every few seconds to find them.
     """
 
     def divide(self, cuts: Iterable[int]) -> Sequence[Strip]:
@@ -133,7 +140,8 @@ def strip_of(row: Row, width: int) -> Strip:
 def changed_columns(old: Row, new: Row, both_plain: bool | None = None) -> list[tuple[int, int]]:
     """Column runs [begin, end) in which two rows of the same width differ, merged over small gaps.
 
-    A run never begins or ends inside a two-cell glyph of either row. `both_plain`: whether that is known of both rows.
+    A run never begins or ends inside a two-cell glyph of either row. `both_plain`: whether that is
+    known of both rows.
     """
     first, last_old, last_new = 0, len(old), len(new)
     while first < last_old and first < last_new and old[first] == new[first]:
@@ -162,7 +170,8 @@ def changed_columns(old: Row, new: Row, both_plain: bool | None = None) -> list[
 
 
 def _plain_runs(old: Row, new: Row) -> list[tuple[int, int]]:
-    """Differing runs where a character is a cell: pieces of both rows are compared as they overlap."""
+    """Differing runs where a character is a cell: pieces of both rows are compared as they
+    overlap."""
     runs: list[tuple[int, int]] = []
     at = 0
     old_left, old_style, new_left, new_style = "", None, "", None
@@ -180,7 +189,8 @@ def _plain_runs(old: Row, new: Row) -> list[tuple[int, int]]:
             if rest:
                 runs.append((at, at + rest))
             return runs
-        if old_style is not new_style:  # a look shares its styles: what is not the same one is another
+        # a look shares its styles: what is not the same one is another
+        if old_style is not new_style:
             runs.append((at, at + size))
         elif old_left[:size] != new_left[:size]:
             begin, end = 0, size
@@ -254,7 +264,8 @@ class Canvas(Widget):
         self._stale = True
 
     def paint(self, width: int, height: int) -> list[Row]:
-        """The rows for this size, each exactly `width` cells. Missing rows are blank. Must not change anything."""
+        """The rows for this size, each exactly `width` cells. Missing rows are blank. Must not
+        change anything."""
         raise NotImplementedError
 
     def repaint(self) -> None:
@@ -306,7 +317,8 @@ class Canvas(Widget):
         return self._strips[y] if 0 <= y < len(self._strips) else Strip.blank(self.size.width)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """The cached strips of a region: no styling pass, no filters, no copies unless columns are cropped."""
+        """The cached strips of a region: no styling pass, no filters, no copies unless columns are
+        cropped."""
         size = self.size
         self._ensure(size)
         strips = self._strips[crop.y : crop.bottom]

@@ -1,7 +1,9 @@
-"""Columns of stacked parts, drawn with eighths of cells: what every plot of the Numbers screen is made of.
+"""Columns of stacked parts, drawn with eighths of cells: what every plot of the Numbers screen is
+made of.
 
-A part has a colour and, for where colour cannot be relied on, a glyph of its own. With 24-bit colours a cell holds two
-parts (glyph and ground), so a boundary is right to an eighth of a cell; without, the part that fills most of it.
+A part has a colour and, for where colour cannot be relied on, a glyph of its own. With 24-bit
+colours a cell holds two parts (glyph and ground), so a boundary is right to an eighth of a cell;
+without, the part that fills most of it.
 """
 
 from __future__ import annotations
@@ -99,9 +101,11 @@ def blank_column(look: Look, height: int) -> list[Cell]:
     return [(" ", look.text)] * height
 
 
-def bars(look: Look, columns: Sequence[Column], height: int, top: float, cells: int) -> tuple[list[list[Cell]], int]:
-    """Columns side by side in `cells` cells, as wide as fits, with a gap where there is room; how wide one is with its
-    gap. The last ones are left out when there are more columns than cells."""
+def bars(
+    look: Look, columns: Sequence[Column], height: int, top: float, cells: int
+) -> tuple[list[list[Cell]], int]:
+    """Columns side by side in `cells` cells, as wide as fits, with a gap where there is room; how
+    wide one is with its gap. The last ones are left out when there are more columns than cells."""
     if not columns or cells < 1:
         return [], 1
     slot = max(1, min(9, cells // len(columns)))

@@ -1,12 +1,15 @@
-"""A faster way to write partial updates of the screen, put into Textual while it is the version that we know.
+"""A faster way to write partial updates of the screen, put into Textual while it is the version
+that we know.
 
-Textual sends a changed span of a line from the left edge of its widget on: for a clock at the right end of a 140-cell
-row that is 140 cells instead of 5. Our replacement for `ChopsUpdate.render_segments` (and that of `LayoutUpdate`, for
-the whole screen) sends the changed columns only, never half of a two-cell glyph, says a style only when it changes, and
-moves the cursor again after text whose width terminals disagree about, so that what follows keeps its column.
+Textual sends a changed span of a line from the left edge of its widget on: for a clock at the right
+end of a 140-cell row that is 140 cells instead of 5. Our replacement for
+`ChopsUpdate.render_segments` (and that of `LayoutUpdate`, for the whole screen) sends the changed
+columns only, never half of a two-cell glyph, says a style only when it changes, and moves the
+cursor again after text whose width terminals disagree about, so that what follows keeps its column.
 
-It replaces two private methods, so it is only put in place when the version and the signatures are those it was written
-for; otherwise Textual's own methods stay, which draw the same screen with more bytes.
+It replaces two private methods, so it is only put in place when the version and the signatures are
+those it was written for; otherwise Textual's own methods stay, which draw the same screen with more
+bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +44,10 @@ def patch() -> str:
     reason = _mismatch()
     if reason:
         return reason
-    for kind, ours in ((_compositor.ChopsUpdate, render_changed), (_compositor.LayoutUpdate, render_all)):
+    for kind, ours in (
+        (_compositor.ChopsUpdate, render_changed),
+        (_compositor.LayoutUpdate, render_all),
+    ):
         _stock[kind] = kind.render_segments
         kind.render_segments = ours  # type: ignore[method-assign]
     return ""
@@ -96,7 +102,8 @@ def render_all(self: Any, console: Console) -> str:
 
 
 class _Pen:
-    """Writes runs of cells and remembers the style that is in force, so that it is not said again."""
+    """Writes runs of cells and remembers the style that is in force, so that it is not said
+    again."""
 
     def __init__(self, system: ColorSystem) -> None:
         self._out: list[str] = []
@@ -166,7 +173,9 @@ class _Pen:
         old_attributes, old_colour, old_back = self._codes_of(before)
         codes = []
         if attributes != old_attributes:
-            codes = [part for part in ("" if before is None else "0", attributes, colour, back) if part]
+            codes = [
+                part for part in ("" if before is None else "0", attributes, colour, back) if part
+            ]
         else:
             if colour != old_colour:
                 codes.append(colour or "39")
@@ -188,13 +197,16 @@ class _Pen:
         return attributes, colour, back
 
 
-_CHANGES: Final[dict[ColorSystem, dict[tuple[int, int], tuple[str, Style | None, Style | None]]]] = {}
-"""What changes one style into another, by their identity: the shared objects of a look. The styles are held, so that
-no other one gets their number."""
+_CHANGES: Final[
+    dict[ColorSystem, dict[tuple[int, int], tuple[str, Style | None, Style | None]]]
+] = {}
+"""What changes one style into another, by their identity: the shared objects of a look. The styles
+are held, so that no other one gets their number."""
 
 
 def whole_glyphs(strip: Strip, start: int, stop: int) -> tuple[int, int]:
-    """Widen the columns `start` to `stop` so that neither edge cuts a two-cell glyph of `strip` in half."""
+    """Widen the columns `start` to `stop` so that neither edge cuts a two-cell glyph of `strip` in
+    half."""
     column = 0
     for _, _, width in split_graphemes(strip.text)[0]:
         if width > 1:

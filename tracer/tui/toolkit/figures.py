@@ -1,4 +1,5 @@
-"""Numbers as text: fixed rules, so that columns align and a figure never changes its width class by surprise.
+"""Numbers as text: fixed rules, so that columns align and a figure never changes its width class by
+surprise.
 
 `None` is *not known* and is always written as a dash, never as zero.
 """
@@ -11,7 +12,8 @@ UNKNOWN: Final = "-"
 
 
 def milliseconds(ms: float | None) -> str:
-    """Three significant digits below 100 ms, whole with separators above: ``0.12``, ``8.41``, ``86.2``, ``1,883``."""
+    """Three significant digits below 100 ms, whole with separators above: ``0.12``, ``8.41``,
+    ``86.2``, ``1,883``."""
     if ms is None:
         return UNKNOWN
     if ms < 0:
@@ -33,7 +35,8 @@ def aligned_milliseconds(ms: float | None, cells: int) -> str:
 
 
 def clock(ms: float | None, cells: int) -> str:
-    """A running clock in whole milliseconds, right-aligned in `cells`; minutes once it would not fit."""
+    """A running clock in whole milliseconds, right-aligned in `cells`; minutes once it would not
+    fit."""
     if ms is None:
         return UNKNOWN.rjust(cells)
     text = f"{ms:,.0f}"
@@ -107,7 +110,8 @@ def instant(ns: int) -> str:
 
 
 def span(seconds: float) -> str:
-    """A stretch of time in words fit for a strip: ``10 s``, ``1 min``, ``2 h``; ``all`` for one without end."""
+    """A stretch of time in words fit for a strip: ``10 s``, ``1 min``, ``2 h``; ``all`` for one
+    without end."""
     if seconds == float("inf"):
         return "all"
     if seconds >= 3600 and seconds % 3600 == 0:
@@ -118,5 +122,6 @@ def span(seconds: float) -> str:
 
 
 def fitting(cells: int, *texts: str) -> str:
-    """The first of `texts`, longest first, that fits into so many cells; the last one when none does."""
+    """The first of `texts`, longest first, that fits into so many cells; the last one when none
+    does."""
     return next((text for text in texts if len(text) <= cells), texts[-1])

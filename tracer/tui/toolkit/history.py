@@ -1,6 +1,8 @@
-"""A short history of one figure by time, for a sparkline that fills up and then jumps by a quarter of its width.
+"""A short history of one figure by time, for a sparkline that fills up and then jumps by a quarter
+of its width.
 
-Each column is a stretch of time; the widget keeps what it has seen, because a snapshot holds the latest steps only.
+Each column is a stretch of time; the widget keeps what it has seen, because a snapshot holds the
+latest steps only.
 """
 
 from __future__ import annotations
@@ -49,12 +51,14 @@ class History:
 
 
 def plot(values: Sequence[float | None], rises: str, rows: int, top: float) -> list[str]:
-    """Values as columns of `rows` rows of glyphs, the first row on top; `top` is a full column. None is left empty."""
+    """Values as columns of `rows` rows of glyphs, the first row on top; `top` is a full column.
+    None is left empty."""
     steps = len(rises) - 1
     scale = rows * steps / top if top > 0 else 0.0
     units = [0 if value is None else max(1, round(min(value, top) * scale)) for value in values]
     return [
-        "".join(rises[max(0, min(steps, unit - row * steps))] for unit in units) for row in range(rows - 1, -1, -1)
+        "".join(rises[max(0, min(steps, unit - row * steps))] for unit in units)
+        for row in range(rows - 1, -1, -1)
     ]
 
 

@@ -14,7 +14,8 @@ from tracer.tui.toolkit.theme import Look
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key as shown, what it does in a word, and the action that a click runs. `on` marks a switch that is on."""
+    """A key as shown, what it does in a word, and the action that a click runs. `on` marks a switch
+    that is on."""
 
     key: str
     name: str
@@ -23,8 +24,8 @@ class Key:
 
 
 class KeyBar(Canvas):
-    """Keys from the left, a word about the state at the right. A word that is news goes before the keys, an older one
-    after them. Keys that do not fit are left out, last ones first."""
+    """Keys from the left, a word about the state at the right. A word that is news goes before the
+    keys, an older one after them. Keys that do not fit are left out, last ones first."""
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, id="keys")

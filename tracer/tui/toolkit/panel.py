@@ -19,7 +19,9 @@ class Panel(Canvas):
     pad = 0
     """Cells left free on either side where there is no edge."""
 
-    def __init__(self, look: Look, *, id: str | None = None, edge: bool = False, first: bool = False) -> None:
+    def __init__(
+        self, look: Look, *, id: str | None = None, edge: bool = False, first: bool = False
+    ) -> None:
         super().__init__(look, id=id)
         self.add_class("tile")
         self.edge = edge
@@ -54,7 +56,9 @@ class Panel(Canvas):
             style = look.style("", None, "bold reverse")
         room = max(0, width - line.used - (note_cells + 3 if note else 0) - 1)
         if title and room > 2:
-            line.put(" ", rule).put_text(title, style, min(room, cell_width(label(title))), ellipsis=glyphs.ellipsis)
+            line.put(" ", rule).put_text(
+                title, style, min(room, cell_width(label(title))), ellipsis=glyphs.ellipsis
+            )
             line.put(" ", rule)
         if note and line.room >= note_cells + 3:
             line.fill_to(width - note_cells - 3, rule, glyphs.horizontal)

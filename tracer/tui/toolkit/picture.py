@@ -9,8 +9,9 @@ from platformdirs import user_cache_path
 
 
 def write_picture(svg: str, name: str, folder: Path | None = None) -> Path | None:
-    """Write `svg` under a name that is not taken yet: into `folder`, or else the working directory, or where that may
-    not be written to the cache folder. The file, or None when no folder could be written to."""
+    """Write `svg` under a name that is not taken yet: into `folder`, or else the working directory,
+    or where that may not be written to the cache folder. The file, or None when no folder could be
+    written to."""
     for place in [folder] if folder is not None else [Path.cwd(), user_cache_path("tracer")]:
         with contextlib.suppress(OSError):
             place.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,10 @@
 """A plot: a titled panel with a scale on the left, columns, and labels below.
 
-Our own lines of cells rather than a plotting widget: textual-plotext takes 3.9 ms for a bar chart of 60 × 15 cells, and
-every update sends all of them; columns on a `Canvas` take 0.33 ms and send what changed (measured side by side; see
-docs/numbers.md). What is drawn here are quantities over ranges or over time: columns in eighths of cells show them as
-they are, from zero on; braille dots would show points.
+Our own lines of cells rather than a plotting widget: textual-plotext takes 3.9 ms for a bar chart
+of 60 × 15 cells, and every update sends all of them; columns on a `Canvas` take 0.33 ms and send
+what changed (measured side by side; see docs/numbers.md). What is drawn here are quantities over
+ranges or over time: columns in eighths of cells show them as they are, from zero on; braille dots
+would show points.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ LEFT = 7
 
 @dataclass(slots=True)
 class Chart:
-    """What fills a plot: columns of cells, what stands at the upper and the lower end of the scale, labels below as
-    (column, text), and a line in words."""
+    """What fills a plot: columns of cells, what stands at the upper and the lower end of the scale,
+    labels below as (column, text), and a line in words."""
 
     columns: list[list[Cell]] = field(default_factory=list)
     top: str = ""
@@ -38,7 +39,8 @@ class Chart:
 
 
 class Plot(Panel):
-    """See the module. Subclasses give `chart` for a size, and `empty` words for when there is nothing to draw."""
+    """See the module. Subclasses give `chart` for a size, and `empty` words for when there is
+    nothing to draw."""
 
     pad = 1
     empty = "nothing yet"
@@ -60,14 +62,19 @@ class Plot(Panel):
         chart = self.chart(cells, chart_height) if cells >= 8 and chart_height >= 2 else None
         if chart is None:
             return [Line(width).put(self.empty, look.dim).end(look.text)]
-        columns = [*chart.columns[:cells], *[blank_column(look, chart_height)] * (cells - len(chart.columns))]
+        columns = [
+            *chart.columns[:cells],
+            *[blank_column(look, chart_height)] * (cells - len(chart.columns)),
+        ]
         rows: list[Row] = []
         for y, segments in enumerate(rows_of(columns, chart_height)):
             label = chart.top if y == 0 else chart.bottom if y == chart_height - 1 else ""
             if chart_height >= 5 and y == chart_height // 2:
                 label = label or chart.middle
             line = Line(width).put(label.rjust(LEFT)[-LEFT:], look.dim)
-            line.put(look.glyphs.vertical, look.grid if not label else look.faint).put_segments(segments, cells)
+            line.put(look.glyphs.vertical, look.grid if not label else look.faint).put_segments(
+                segments, cells
+            )
             rows.append(line.end(look.text))
         rows.append(self._labels(chart, width))
         if spoken:
@@ -88,7 +95,9 @@ class Plot(Panel):
         return line.end(look.text)
 
 
-def tone(look: Look, stage: Stage, glyph: str = "█", plain: str = "#", *, quiet: bool = False) -> Tone:
+def tone(
+    look: Look, stage: Stage, glyph: str = "█", plain: str = "#", *, quiet: bool = False
+) -> Tone:
     """The tone of a stage; `quiet` for what goes beyond the main part of a column."""
     return Tone((look.wait_colours if quiet else look.stage_colours)[stage], glyph, plain)
 

@@ -29,7 +29,9 @@ class ScrollCard(Panel):
     def inner(self) -> tuple[int, int]:
         """Cells and rows inside."""
         margin = 3 if self.edge else 2 * self.pad
-        return max(1, self.size.width - margin), max(1, self.size.height - (1 if self.titled else 0))
+        return max(1, self.size.width - margin), max(
+            1, self.size.height - (1 if self.titled else 0)
+        )
 
     def scroll_rows(self, rows: int) -> None:
         """Scroll by rows (+ is down)."""

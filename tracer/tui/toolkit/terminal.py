@@ -1,14 +1,16 @@
-"""A terminal that may go away at any moment (a closed window, a lost SSH connection) or come back to a program that was
-stopped.
+"""A terminal that may go away at any moment (a closed window, a lost SSH connection) or come back
+to a program that was stopped.
 
-Textual writes from a thread of its own. When the terminal is gone that thread dies of the error, its queue fills, and
-the next write blocks the program for ever; and the thread that reads keys reads the end over and over, because
-restoring the terminal fails before it is told to stop. Here writing to nobody succeeds, and both threads end.
+Textual writes from a thread of its own. When the terminal is gone that thread dies of the error,
+its queue fills, and the next write blocks the program for ever; and the thread that reads keys
+reads the end over and over, because restoring the terminal fails before it is told to stop. Here
+writing to nobody succeeds, and both threads end.
 
-Textual takes the terminal again on every SIGCONT, also after a SIGSTOP before which it was not given back: a second
-thread then reads keys beside the first, either may wait for ever for a key that the other got, and the modes to be
-restored in the end are lost. And it does so within the signal's handler, where a lock of the writer's queue may be
-held. Here the loop does it, and the terminal is given back before it is taken again.
+Textual takes the terminal again on every SIGCONT, also after a SIGSTOP before which it was not
+given back: a second thread then reads keys beside the first, either may wait for ever for a key
+that the other got, and the modes to be restored in the end are lost. And it does so within the
+signal's handler, where a lock of the writer's queue may be held. Here the loop does it, and the
+terminal is given back before it is taken again.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ class TerminalDriver(LinuxDriver):
             self.resume_application_mode()
 
     def _sigcont_application(self, *_: object) -> None:
-        """Going on after a stop without a word: another program may have used the terminal meanwhile."""
+        """Going on after a stop without a word: another program may have used the terminal
+        meanwhile."""
         if not self._stopping:
             self._loop.call_soon_threadsafe(self._take_again)
 

@@ -1,12 +1,13 @@
 """Colours and glyphs: one look for every widget.
 
-Twelve stage colours chosen so that any two stages, and neighbours by a wide margin, stay apart for normal,
-deuteranopic, protanopic and tritanopic eyes (checked in the tests with Machado's matrices and CIEDE2000). Hue never
-stands alone: waits have a texture, phases are named in words, selection has a marker, and with 16 colours or none the
-stages are also told apart by glyph.
+Twelve stage colours chosen so that any two stages, and neighbours by a wide margin, stay apart for
+normal, deuteranopic, protanopic and tritanopic eyes (checked in the tests with Machado's matrices
+and CIEDE2000). Hue never stands alone: waits have a texture, phases are named in words, selection
+has a marker, and with 16 colours or none the stages are also told apart by glyph.
 
-Four palettes: dark and light with 24-bit colours (rich maps them to 256 where the terminal has no more), `ansi16` for
-terminals of 8 or 16 colours and `mono` for NO_COLOR. The last two leave the background to the terminal.
+Four palettes: dark and light with 24-bit colours (rich maps them to 256 where the terminal has no
+more), `ansi16` for terminals of 8 or 16 colours and `mono` for NO_COLOR. The last two leave the
+background to the terminal.
 """
 
 from __future__ import annotations
@@ -27,17 +28,27 @@ from engine_hooks.protocol.stages import Group, Stage, info
 from tracer.export.stage_colours import STAGE_COLOURS_DARK, STAGE_COLOURS_LIGHT
 
 STAGE_COLOURS_16: Final = (
-    "bright_cyan", "cyan", "bright_green", "magenta", "bright_magenta", "bright_yellow", "yellow", "bright_white",
-    "red", "white", "blue", "bright_black",
-)  # fmt: skip
+    "bright_cyan",
+    "cyan",
+    "bright_green",
+    "magenta",
+    "bright_magenta",
+    "bright_yellow",
+    "yellow",
+    "bright_white",
+    "red",
+    "white",
+    "blue",
+    "bright_black",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
     """Characters to draw with; every one of them takes one cell.
 
-    `eighths[n]` fills n eighths of a cell from the left, `rises[n]` from below. `fill` draws a group of stages where
-    hue cannot be relied on.
+    `eighths[n]` fills n eighths of a cell from the left, `rises[n]` from below. `fill` draws a
+    group of stages where hue cannot be relied on.
     """
 
     eighths: str
@@ -81,23 +92,97 @@ class Glyphs:
 
 
 UNICODE: Final = Glyphs(
-    eighths=" ▏▎▍▌▋▊▉█", rises=" ▁▂▃▄▅▆▇█",
-    fill={Group.FRONT_END: "▌", Group.PREFILL: "▓", Group.FIRST_BYTE: "▐", Group.DECODE: "█", Group.TEARDOWN: "▪"},
-    wait="░", head="▶", preempted="×", cut="◂", grid="┊", select="▌", horizontal="─", vertical="│", tee_down="┬",
-    tee_right="├", tee_up="┴", dot="·", ring="○", arrow="→", ellipsis="…", up="▲", down="▼", live_block="■",
-    cached_block="□", free_block="·", times="×", warning="▲", pause="‖", bullet="●", tick="╵", line="━", half="╸",
-    track="─", newline="↵", expected="┃", beyond="›",
-    hit_block="▣", older_block="▫", oldest_block="◦", ridge="│",
-)  # fmt: skip
+    eighths=" ▏▎▍▌▋▊▉█",
+    rises=" ▁▂▃▄▅▆▇█",
+    fill={
+        Group.FRONT_END: "▌",
+        Group.PREFILL: "▓",
+        Group.FIRST_BYTE: "▐",
+        Group.DECODE: "█",
+        Group.TEARDOWN: "▪",
+    },
+    wait="░",
+    head="▶",
+    preempted="×",
+    cut="◂",
+    grid="┊",
+    select="▌",
+    horizontal="─",
+    vertical="│",
+    tee_down="┬",
+    tee_right="├",
+    tee_up="┴",
+    dot="·",
+    ring="○",
+    arrow="→",
+    ellipsis="…",
+    up="▲",
+    down="▼",
+    live_block="■",
+    cached_block="□",
+    free_block="·",
+    times="×",
+    warning="▲",
+    pause="‖",
+    bullet="●",
+    tick="╵",
+    line="━",
+    half="╸",
+    track="─",
+    newline="↵",
+    expected="┃",
+    beyond="›",
+    hit_block="▣",
+    older_block="▫",
+    oldest_block="◦",
+    ridge="│",
+)
 ASCII: Final = Glyphs(
-    eighths="    #####", rises=" __..--##",
-    fill={Group.FRONT_END: "|", Group.PREFILL: "#", Group.FIRST_BYTE: "!", Group.DECODE: "=", Group.TEARDOWN: "+"},
-    wait=".", head=">", preempted="x", cut="<", grid=":", select=">", horizontal="-", vertical="|", tee_down="+",
-    tee_right="+", tee_up="+", dot="-", ring="o", arrow=">", ellipsis="~", up="^", down="v", live_block="#",
-    cached_block="+", free_block=".", times="x", warning="!", pause="=", bullet="*", tick="'", line="=", half="=",
-    track="-", newline="", expected="I", beyond=">",
-    hit_block="@", older_block="-", oldest_block=",", ridge="|",
-)  # fmt: skip
+    eighths="    #####",
+    rises=" __..--##",
+    fill={
+        Group.FRONT_END: "|",
+        Group.PREFILL: "#",
+        Group.FIRST_BYTE: "!",
+        Group.DECODE: "=",
+        Group.TEARDOWN: "+",
+    },
+    wait=".",
+    head=">",
+    preempted="x",
+    cut="<",
+    grid=":",
+    select=">",
+    horizontal="-",
+    vertical="|",
+    tee_down="+",
+    tee_right="+",
+    tee_up="+",
+    dot="-",
+    ring="o",
+    arrow=">",
+    ellipsis="~",
+    up="^",
+    down="v",
+    live_block="#",
+    cached_block="+",
+    free_block=".",
+    times="x",
+    warning="!",
+    pause="=",
+    bullet="*",
+    tick="'",
+    line="=",
+    half="=",
+    track="-",
+    newline="",
+    expected="I",
+    beyond=">",
+    hit_block="@",
+    older_block="-",
+    oldest_block=",",
+    ridge="|",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,24 +212,89 @@ class Palette:
 
 
 DARK: Final = Palette(
-    "tracer-dark", 24, True, STAGE_COLOURS_DARK, back="#0d1117", panel="#141b24", selected="#1e2d42", text="#d5dce6",
-    dim="#8b97a7", faint="#3b4655", grid="#1d2530", accent="#76dbf6", good="#62d196", warn="#f2b84b", bad="#ff7b6b",
-    bad_back="#8f1d1d", warn_back="#5a4208", on_banner="#ffffff", special="#c9a0ff",
-)  # fmt: skip
+    "tracer-dark",
+    24,
+    True,
+    STAGE_COLOURS_DARK,
+    back="#0d1117",
+    panel="#141b24",
+    selected="#1e2d42",
+    text="#d5dce6",
+    dim="#8b97a7",
+    faint="#3b4655",
+    grid="#1d2530",
+    accent="#76dbf6",
+    good="#62d196",
+    warn="#f2b84b",
+    bad="#ff7b6b",
+    bad_back="#8f1d1d",
+    warn_back="#5a4208",
+    on_banner="#ffffff",
+    special="#c9a0ff",
+)
 LIGHT: Final = Palette(
-    "tracer-light", 24, False, STAGE_COLOURS_LIGHT, back="#fafaf7", panel="#efefea", selected="#dbe6f5", text="#1d2530",
-    dim="#59636f", faint="#b9bfc7", grid="#e4e5e1", accent="#0b6f99", good="#1c7c45", warn="#8a5a00", bad="#b3241a",
-    bad_back="#b3241a", warn_back="#f0d48a", on_banner="#ffffff", special="#6a2fb5",
-)  # fmt: skip
+    "tracer-light",
+    24,
+    False,
+    STAGE_COLOURS_LIGHT,
+    back="#fafaf7",
+    panel="#efefea",
+    selected="#dbe6f5",
+    text="#1d2530",
+    dim="#59636f",
+    faint="#b9bfc7",
+    grid="#e4e5e1",
+    accent="#0b6f99",
+    good="#1c7c45",
+    warn="#8a5a00",
+    bad="#b3241a",
+    bad_back="#b3241a",
+    warn_back="#f0d48a",
+    on_banner="#ffffff",
+    special="#6a2fb5",
+)
 ANSI16: Final = Palette(
-    "tracer-ansi", 16, True, STAGE_COLOURS_16, back="", panel="", selected="", text="", dim="", faint="bright_black",
-    grid="bright_black", accent="cyan", good="green", warn="yellow", bad="red", bad_back="red", warn_back="",
-    on_banner="bright_white", special="magenta",
-)  # fmt: skip
+    "tracer-ansi",
+    16,
+    True,
+    STAGE_COLOURS_16,
+    back="",
+    panel="",
+    selected="",
+    text="",
+    dim="",
+    faint="bright_black",
+    grid="bright_black",
+    accent="cyan",
+    good="green",
+    warn="yellow",
+    bad="red",
+    bad_back="red",
+    warn_back="",
+    on_banner="bright_white",
+    special="magenta",
+)
 MONO: Final = Palette(
-    "tracer-mono", 0, True, ("",) * 12, back="", panel="", selected="", text="", dim="", faint="", grid="", accent="",
-    good="", warn="", bad="", bad_back="", warn_back="", on_banner="", special="",
-)  # fmt: skip
+    "tracer-mono",
+    0,
+    True,
+    ("",) * 12,
+    back="",
+    panel="",
+    selected="",
+    text="",
+    dim="",
+    faint="",
+    grid="",
+    accent="",
+    good="",
+    warn="",
+    bad="",
+    bad_back="",
+    warn_back="",
+    on_banner="",
+    special="",
+)
 PALETTES: Final = {palette.name: palette for palette in (DARK, LIGHT, ANSI16, MONO)}
 
 
@@ -155,7 +305,8 @@ BAR_OPACITY: Final = (1.0, 0.88, 0.68, 0.58)
 def blend(colour: str, over: str, share: float) -> str:
     """`colour` laid over another with opacity `share`, both ``#rrggbb``."""
     mixed = (
-        round(int(colour[i : i + 2], 16) * share + int(over[i : i + 2], 16) * (1 - share)) for i in (1, 3, 5)
+        round(int(colour[i : i + 2], 16) * share + int(over[i : i + 2], 16) * (1 - share))
+        for i in (1, 3, 5)
     )
     return "#" + "".join(f"{value:02x}" for value in mixed)
 
@@ -190,15 +341,19 @@ class Look:
         self.key = self.style(p.accent, p.panel, "bold")
         self.key_text = self.style(p.dim, p.panel)
         self.key_on = self.style(p.text, p.panel, "bold reverse" if mono else "bold underline")
-        self.tab_on = self.style(p.accent, p.selected or p.back, "bold reverse" if not p.selected else "bold")
+        self.tab_on = self.style(
+            p.accent, p.selected or p.back, "bold reverse" if not p.selected else "bold"
+        )
         self.error_banner = self.style(p.on_banner, p.bad_back, "bold reverse" if mono else "bold")
         self.warn_banner = (
-            self.style(p.text, p.warn_back, "bold") if p.warn_back else self.style(p.warn, flags="bold reverse")
+            self.style(p.text, p.warn_back, "bold")
+            if p.warn_back
+            else self.style(p.warn, flags="bold reverse")
         )
 
     def style(self, colour: str = "", back: str | None = None, flags: str = "") -> Style:
-        """The shared style for a foreground, a background (None: the screen's own) and ``bold``, ``dim``,
-        ``reverse``, ``underline``."""
+        """The shared style for a foreground, a background (None: the screen's own) and ``bold``,
+        ``dim``, ``reverse``, ``underline``."""
         key = (colour, self.palette.back if back is None else back, flags)
         style = self._styles.get(key)
         if style is None:
@@ -213,7 +368,8 @@ class Look:
         return style
 
     def on(self, style: Style, back: str, *, reverse: bool = False) -> Style:
-        """`style` on another background; on palettes without backgrounds `reverse` tells the difference instead."""
+        """`style` on another background; on palettes without backgrounds `reverse` tells the
+        difference instead."""
         colour = style.color.name if style.color is not None else ""
         flags = ("bold " if style.bold else "") + ("dim " if style.dim else "")
         if not back and reverse:
@@ -227,12 +383,13 @@ class Look:
 
     @cached_property
     def bar_colours(self) -> tuple[tuple[str, ...], ...]:
-        """Like `stage_colours`, for bars in a list: of live requests (0, 1) and, quieter, of finished ones (2, 3). Two
-        shades each, so that bars above each other do not run together."""
+        """Like `stage_colours`, for bars in a list: of live requests (0, 1) and, quieter, of
+        finished ones (2, 3). Two shades each, so that bars above each other do not run together."""
         if self.palette.depth < 24:
             return (self.stage_colours,) * 4
         return tuple(
-            tuple(blend(colour, self.palette.back, share) for colour in self.stage_colours) for share in BAR_OPACITY
+            tuple(blend(colour, self.palette.back, share) for colour in self.stage_colours)
+            for share in BAR_OPACITY
         )
 
     @cached_property
@@ -282,7 +439,8 @@ def encodable(encoding: str | None) -> bool:
 
 
 def choose_glyphs(encoding: str | None = None) -> Glyphs:
-    """Unicode where the terminal's stream can encode it, ASCII otherwise. The TUI writes to standard error."""
+    """Unicode where the terminal's stream can encode it, ASCII otherwise. The TUI writes to
+    standard error."""
     if encoding is None:
         stream = sys.__stderr__
         encoding = getattr(stream, "encoding", None)
@@ -290,7 +448,8 @@ def choose_glyphs(encoding: str | None = None) -> Glyphs:
 
 
 def choose_palette(*, no_color: bool, colours: str | None, light: bool = False) -> Palette:
-    """The palette for a terminal: `colours` is rich's colour system (``standard``, ``256``, ``truecolor`` or None)."""
+    """The palette for a terminal: `colours` is rich's colour system (``standard``, ``256``,
+    ``truecolor`` or None)."""
     if no_color:
         return MONO
     if colours == "standard":

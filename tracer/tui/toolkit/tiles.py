@@ -1,8 +1,8 @@
 """A layout in which the screen itself says where each of its widgets lies.
 
-Our screens have few widgets and rules of their own for small and large terminals; a function from size to regions
-states them in one place, needs no containers (each would be composited in every frame) and never flashes a first
-layout that a resize handler then corrects.
+Our screens have few widgets and rules of their own for small and large terminals; a function from
+size to regions states them in one place, needs no containers (each would be composited in every
+frame) and never flashes a first layout that a resize handler then corrects.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ class Tiled(Protocol):
 
 
 class Tiles(Layout):
-    """Places the children of a `Tiled` screen; stock widgets that the screen does not know keep Textual's rules."""
+    """Places the children of a `Tiled` screen; stock widgets that the screen does not know keep
+    Textual's rules."""
 
     name = "tiles"
 
-    def arrange(self, parent: Widget, children: list[Widget], size: Size, greedy: bool = True) -> ArrangeResult:
+    def arrange(
+        self, parent: Widget, children: list[Widget], size: Size, greedy: bool = True
+    ) -> ArrangeResult:
         """Regions as the parent wants them."""
         regions = cast(Tiled, parent).arranged(size)
         placements: list[WidgetPlacement] = []

@@ -1,4 +1,5 @@
-"""Sentences of our own as lines: wrapped at words, and in ASCII where the terminal has nothing else."""
+"""Sentences of our own as lines: wrapped at words, and in ASCII where the terminal has nothing
+else."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from typing import Final
 from tracer.format.text import clean
 from tracer.tui.toolkit.theme import ASCII, Look
 
-_PLAIN: Final = str.maketrans({"→": ">", "×": "x", "·": "*", "²": "2", "…": "~", "−": "-", "–": "-"})
+_PLAIN: Final = str.maketrans(
+    {"→": ">", "×": "x", "·": "*", "²": "2", "…": "~", "−": "-", "–": "-"}
+)
 
 
 def plain(text: str, look: Look) -> str:

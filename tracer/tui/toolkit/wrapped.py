@@ -1,4 +1,5 @@
-"""Untrusted text as rows: cleaned, wrapped to cells, with the special tokens of chat templates picked out."""
+"""Untrusted text as rows: cleaned, wrapped to cells, with the special tokens of chat templates
+picked out."""
 
 from __future__ import annotations
 
@@ -11,15 +12,19 @@ from rich.style import Style
 
 from tracer.format.text import cell_width, clean
 
-SPECIAL: Final = re.compile(r"<\|[^|<>\n]{1,60}\|>|</?s>|<(?:bos|eos|pad|unk|start_of_turn|end_of_turn)>|\[/?INST\]")
+SPECIAL: Final = re.compile(
+    r"<\|[^|<>\n]{1,60}\|>|</?s>|<(?:bos|eos|pad|unk|start_of_turn|end_of_turn)>|\[/?INST\]"
+)
 """What templates write for special tokens."""
 ROWS: Final = 20_000
 """Rows made of one text at most."""
 
 
-def wrap(text: str, width: int, style: Style, special: Style, newline: str = "") -> list[list[Segment]]:
-    """Rows of `text`, each at most `width` cells (not padded). Special tokens take the style `special`; `newline` is
-    shown where the text has one."""
+def wrap(
+    text: str, width: int, style: Style, special: Style, newline: str = ""
+) -> list[list[Segment]]:
+    """Rows of `text`, each at most `width` cells (not padded). Special tokens take the style
+    `special`; `newline` is shown where the text has one."""
     if width < 1:
         return []
     rows: list[list[Segment]] = []
@@ -29,7 +34,11 @@ def wrap(text: str, width: int, style: Style, special: Style, newline: str = "")
             break
         rows.extend(_wrap_line(clean(line), width, style, special))
         last = rows[-1]
-        if newline and number + 1 < len(lines) and sum(cell_width(segment.text) for segment in last) < width:
+        if (
+            newline
+            and number + 1 < len(lines)
+            and sum(cell_width(segment.text) for segment in last) < width
+        ):
             last.append(Segment(newline, special))
     return rows
 
@@ -85,7 +94,8 @@ def _words(text: str) -> list[str]:
 
 
 def _cut(word: str, width: int, first: int) -> list[tuple[str, int]]:
-    """Pieces of a word that is longer than a row: the first fills `first` cells, the others `width`."""
+    """Pieces of a word that is longer than a row: the first fills `first` cells, the others
+    `width`."""
     if word.isascii():
         first = first if first > 0 else width
         parts = [word[:first], *(word[i : i + width] for i in range(first, len(word), width))]

@@ -24,7 +24,12 @@ from tracer.analysis.diagnosis.rules import (
 RULES: Final[dict[Rule, tuple[str, ...]]] = {
     front_end.front_end: (front_end.FRONT_END,),
     front_end.saturated_core: (front_end.SATURATED,),
-    template.templates: (template.DOUBLED, template.MISSING, template.NO_GENERATION, template.MISMATCH),
+    template.templates: (
+        template.DOUBLED,
+        template.MISSING,
+        template.NO_GENERATION,
+        template.MISMATCH,
+    ),
     admission.never_admitted: (admission.NEVER,),
     admission.admission_blocked: (admission.BLOCKED,),
     admission.waiting: (admission.KV, admission.SLOTS, admission.OVER, admission.HOP),

@@ -1,5 +1,5 @@
-"""Stage 4, why requests wait: they can never be admitted, admission is blocked, the way to the queue is slow, or batch
-slots, token budget or KV blocks are used up."""
+"""Stage 4, why requests wait: they can never be admitted, admission is blocked, the way to the
+queue is slow, or batch slots, token budget or KV blocks are used up."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ KV, SLOTS, OVER, UNEQUAL = "kv-blocks", "batch-limit", "over-capacity", "unequal
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A request and the time it waited to be admitted: `begin` … `end`, `open` when it still waits."""
+    """A request and the time it waited to be admitted: `begin` … `end`, `open` when it still
+    waits."""
 
     request: Asked
     begin: int
@@ -41,13 +42,18 @@ class Wait:
 
 
 def waits_of(engine: EngineFacts, now: int) -> list[Wait]:
-    """Every wait for admission at one engine, by its begin. One that a client gave up on ends there."""
+    """Every wait for admission at one engine, by its begin. One that a client gave up on ends
+    there."""
     waits = []
     for request in engine.requests:
         begin = request.handed
         if begin is None:
             continue
-        ended = [t for t in (request.lookup, request.finished, request.closed, request.over) if t is not None]
+        ended = [
+            t
+            for t in (request.lookup, request.finished, request.closed, request.over)
+            if t is not None
+        ]
         end = min(ended) if ended else now
         if request.lookup is None and (request.first_token is not None or request.passes):
             continue  # its admission was not told
@@ -61,35 +67,65 @@ def too_large(engine: EngineFacts, request: Asked) -> int | None:
     return admission.too_large(request.prompt_tokens, engine.block_size, engine.num_blocks)
 
 
-# --- never, blocked ------------------------------------------------------------------------------------------------
+# --- never, blocked -------------------------------------------------------------------------------
 
 
 def never_admitted(case: Case) -> Sequence[Said]:
-    """A request whose prompt needs more blocks than exist waits for ever, and whoever stands behind it."""
+    """A request whose prompt needs more blocks than exist waits for ever, and whoever stands behind
+    it."""
     evidence = case.evidence
     said: list[Said] = []
     for engine in evidence.engines:
         waits = waits_of(engine, evidence.now)
         for wait in waits:
             need = too_large(engine, wait.request)
-            if need is None or wait.request.lookup is not None or wait.length < limit.NEVER_S * NS_PER_S:
+            if (
+                need is None
+                or wait.request.lookup is not None
+                or wait.length < limit.NEVER_S * NS_PER_S
+            ):
                 continue
-            behind = [other for other in waits if other.begin > wait.begin and other.open and wait.open]
+            behind = [
+                other for other in waits if other.begin > wait.begin and other.open and wait.open
+            ]
             victims = [other for other in behind if too_large(engine, other.request) is None]
             blocked = victims and _stepless(engine, wait.begin, evidence.now)
             affected = [wait.request, *(other.request for other in victims if blocked)]
-            said.append(found(
-                evidence, NEVER, Stage.ADMISSION,
-                f"{wait.request.name} can never be admitted: its {wait.request.prompt_tokens:,} prompt tokens need "
-                f"{need:,} KV blocks of {engine.block_size}, the pool has {engine.num_blocks:,}"
-                + (f"; {len(affected) - 1} requests stand behind it" if len(affected) > 1 else ""),
-                check="raise the number of KV blocks (GPU memory share, context length) or reject such prompts",
-                lost_ns=wait.length + (sum(other.length for other in victims) if blocked else 0),
-                start=wait.begin, end=wait.end, confidence=1.0, affected=affected,
-                culprit=wait.request if len(affected) > 1 else None, engine=engine,
-                exhibits=[Exhibit("blocks needed", "blocks", ((wait.begin, float(need)),),
-                                  f"of {engine.num_blocks:,}")],
-            ))  # fmt: skip
+            said.append(
+                found(
+                    evidence,
+                    NEVER,
+                    Stage.ADMISSION,
+                    f"{wait.request.name} can never be admitted: its "
+                    f"{wait.request.prompt_tokens:,} prompt tokens need "
+                    f"{need:,} KV blocks of {engine.block_size}, the pool has {engine.num_blocks:,}"
+                    + (
+                        f"; {len(affected) - 1} requests stand behind it"
+                        if len(affected) > 1
+                        else ""
+                    ),
+                    check=(
+                        "raise the number of KV blocks (GPU memory share, context length) or "
+                        "reject such prompts"
+                    ),
+                    lost_ns=wait.length
+                    + (sum(other.length for other in victims) if blocked else 0),
+                    start=wait.begin,
+                    end=wait.end,
+                    confidence=1.0,
+                    affected=affected,
+                    culprit=wait.request if len(affected) > 1 else None,
+                    engine=engine,
+                    exhibits=[
+                        Exhibit(
+                            "blocks needed",
+                            "blocks",
+                            ((wait.begin, float(need)),),
+                            f"of {engine.num_blocks:,}",
+                        )
+                    ],
+                )
+            )
     return said
 
 
@@ -117,14 +153,30 @@ def admission_blocked(case: Case) -> Sequence[Said]:
         if evidence.now - since < limit.BLOCKED_S * NS_PER_S:
             continue
         free = int(engine.steps.column("free")[-1]) if len(engine.steps) else engine.num_blocks
-        said.append(found(
-            evidence, BLOCKED, Stage.ADMISSION,
-            f"admission is blocked for {(evidence.now - since) / 1e9:.1f} s: {len(waits)} requests wait, nothing runs"
-            + (f", {free:,} of {engine.num_blocks:,} blocks are free" if free >= 0 and engine.num_blocks > 0 else ""),
-            check="the engine's scheduler hangs: look at its log, restart it, and report it with this trace",
-            lost_ns=sum(evidence.now - max(wait.begin, since) for wait in waits),
-            start=since, end=None, confidence=0.9, affected=[wait.request for wait in waits], engine=engine,
-        ))  # fmt: skip
+        said.append(
+            found(
+                evidence,
+                BLOCKED,
+                Stage.ADMISSION,
+                f"admission is blocked for {(evidence.now - since) / 1e9:.1f} s: {len(waits)} "
+                "requests wait, nothing runs"
+                + (
+                    f", {free:,} of {engine.num_blocks:,} blocks are free"
+                    if free >= 0 and engine.num_blocks > 0
+                    else ""
+                ),
+                check=(
+                    "the engine's scheduler hangs: look at its log, restart it, and report it with "
+                    "this trace"
+                ),
+                lost_ns=sum(evidence.now - max(wait.begin, since) for wait in waits),
+                start=since,
+                end=None,
+                confidence=0.9,
+                affected=[wait.request for wait in waits],
+                engine=engine,
+            )
+        )
     return said
 
 
@@ -132,12 +184,13 @@ def _preempted(request: Asked) -> bool:
     return bool(request.preemptions) and request.preemptions[-1].resumed is None
 
 
-# --- what is used up -------------------------------------------------------------------------------------------------
+# --- what is used up ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The requests of one engine that were kept waiting, from the first one's arrival to the last one's admission."""
+    """The requests of one engine that were kept waiting, from the first one's arrival to the last
+    one's admission."""
 
     waits: tuple[Wait, ...]
     begin: int
@@ -150,12 +203,16 @@ class Kept:
 
 
 def kept_waiting(engine: EngineFacts, evidence: Evidence) -> list[Kept]:
-    """The stretches in which requests were kept waiting, where they were enough to speak of, by their begin.
+    """The stretches in which requests were kept waiting, where they were enough to speak of, by
+    their begin.
 
     A few that come at once and wait for each other are no fault: see `QUEUE_…` in the thresholds.
     """
-    waits = [wait for wait in waits_of(engine, evidence.now)
-             if not (wait.request.lookup is None and too_large(engine, wait.request) is not None)]  # fmt: skip
+    waits = [
+        wait
+        for wait in waits_of(engine, evidence.now)
+        if not (wait.request.lookup is None and too_large(engine, wait.request) is not None)
+    ]
     table = engine.steps
     step = float(np.median(table.duration)) if len(table) else 0.0
     floor = max(limit.QUEUE_MS * NS_PER_MS, limit.QUEUE_STEPS * step)
@@ -185,7 +242,8 @@ def kept_waiting(engine: EngineFacts, evidence: Evidence) -> list[Kept]:
 
 
 def waiting(case: Case) -> Sequence[Said]:
-    """Requests wait because a resource is used up, and whether more were offered than can be served."""
+    """Requests wait because a resource is used up, and whether more were offered than can be
+    served."""
     said: list[Said] = []
     for engine in case.evidence.engines:
         episodes = kept_waiting(engine, case.evidence)
@@ -206,50 +264,97 @@ def _explain(evidence: Evidence, engine: EngineFacts, episodes: Sequence[Kept]) 
     series = points(np.array([wait.begin for wait in kept.waits]), lengths / NS_PER_MS)
     queue = Exhibit("queue time", "ms", series, "at the instant of arrival")
     if sum(hop) >= limit.HOP_SHARE * kept.lost:
-        return [found(
-            evidence, HOP, Stage.ADMISSION,
-            f"{len(requests)} requests spend {ms(median(hop)):,.0f} ms (p50) between the front end and the engine's "
-            "queue, which then takes them at once",
-            check="the channel between front end and engine core: a busy event loop, serialisation, a full pipe",
-            lost_ns=sum(hop), start=kept.begin, end=kept.end, confidence=0.8, affected=requests, engine=engine,
-            exhibits=[queue],
-        )]  # fmt: skip
+        return [
+            found(
+                evidence,
+                HOP,
+                Stage.ADMISSION,
+                f"{len(requests)} requests spend {ms(median(hop)):,.0f} ms (p50) between the front "
+                "end and the engine's "
+                "queue, which then takes them at once",
+                check=(
+                    "the channel between front end and engine core: a busy event loop, "
+                    "serialisation, a full pipe"
+                ),
+                lost_ns=sum(hop),
+                start=kept.begin,
+                end=kept.end,
+                confidence=0.8,
+                affected=requests,
+                engine=engine,
+                exhibits=[queue],
+            )
+        ]
     used = limits_reached(engine, worst)
     offered, served, sustained = rates(engine, worst)
     wait = f"{len(requests)} requests wait for admission ({middle})"
     gauges = _gauges(engine, kept)
     factor = offered / max(served, 1e-9) if sustained else 0.0
     common: dict[str, Any] = {
-        "lost_ns": kept.lost, "start": kept.begin, "end": kept.end, "affected": requests, "engine": engine,
+        "lost_ns": kept.lost,
+        "start": kept.begin,
+        "end": kept.end,
+        "affected": requests,
+        "engine": engine,
         "exhibits": [queue, *gauges],
-    }  # fmt: skip
+    }
     load = f"{offered:.3g} requests/s come, {served:.3g}/s are served"
     if used.kv >= 0.5:
-        return [found(
-            evidence, KV, Stage.ADMISSION,
-            f"KV blocks are used up: {wait}; {1 - used.kv_low:.1%} of {engine.num_blocks:,} blocks are held and the "
-            "next "
-            f"in line needs {used.need:,.0f}" + (f"; {load}" if sustained else ""),
-            check="more KV blocks (memory share, fp8 cache), shorter contexts, or fewer requests at once",
-            confidence=0.9, load=max(factor, _relief(engine, used)), **common,
-        )]  # fmt: skip
+        return [
+            found(
+                evidence,
+                KV,
+                Stage.ADMISSION,
+                f"KV blocks are used up: {wait}; {1 - used.kv_low:.1%} of {engine.num_blocks:,} "
+                "blocks are held and the "
+                "next "
+                f"in line needs {used.need:,.0f}" + (f"; {load}" if sustained else ""),
+                check=(
+                    "more KV blocks (memory share, fp8 cache), shorter contexts, or fewer requests "
+                    "at once"
+                ),
+                confidence=0.9,
+                load=max(factor, _relief(engine, used)),
+                **common,
+            )
+        ]
     limits = _limit_words(engine, used)
     turns = _turns(engine, used)
     if not limits and turns and not sustained:
-        name, check = (KV, "more KV blocks") if used.kv == max(used.kv, used.tokens, used.slots) else (
-            SLOTS, "raise the limit that is named")
-        return [found(
-            evidence, name, Stage.ADMISSION, f"{wait}: {turns}",
-            check=f"{check} first; lifting one limit alone moves the wait to the next", confidence=0.7, **common,
-        )]  # fmt: skip
+        name, check = (
+            (KV, "more KV blocks")
+            if used.kv == max(used.kv, used.tokens, used.slots)
+            else (SLOTS, "raise the limit that is named")
+        )
+        return [
+            found(
+                evidence,
+                name,
+                Stage.ADMISSION,
+                f"{wait}: {turns}",
+                check=f"{check} first; lifting one limit alone moves the wait to the next",
+                confidence=0.7,
+                **common,
+            )
+        ]
     if turns and not limits:
         limits = f"; {turns}"
     if sustained:
-        return [found(
-            evidence, OVER, Stage.ADMISSION, f"over capacity: {load}; {wait}{limits}",
-            check="shed or spread load, or add an engine; a larger batch only helps while ITL may still grow",
-            confidence=0.9, load=factor, **common,
-        )]  # fmt: skip
+        return [
+            found(
+                evidence,
+                OVER,
+                Stage.ADMISSION,
+                f"over capacity: {load}; {wait}{limits}",
+                check=(
+                    "shed or spread load, or add an engine; a larger batch only helps while ITL "
+                    "may still grow"
+                ),
+                confidence=0.9,
+                load=factor,
+                **common,
+            )
+        ]
     if (used.kv_known and used.kv < limit.LIMIT_SELDOM) or used.slots >= 0.5 or used.tokens >= 0.5:
         return [found(
             evidence, SLOTS, Stage.ADMISSION,
@@ -259,8 +364,15 @@ def _explain(evidence: Evidence, engine: EngineFacts, episodes: Sequence[Kept]) 
             confidence=0.85 if limits else 0.7, **common,
         )]  # fmt: skip
     if used.kv_known:
-        return [CannotTell(SLOTS, f"{wait}; no limit of {engine.title} is reached for most of that time",
-                           "for longer, while requests wait", Stage.ADMISSION, symptom=True)]  # fmt: skip
+        return [
+            CannotTell(
+                SLOTS,
+                f"{wait}; no limit of {engine.title} is reached for most of that time",
+                "for longer, while requests wait",
+                Stage.ADMISSION,
+                symptom=True,
+            )
+        ]
     return [CannotTell(
         SLOTS, f"{wait}; the trace holds neither KV gauges nor batch limits of {engine.title}",
         "with hooks in the engine's core", Stage.ADMISSION, symptom=True,
@@ -269,9 +381,9 @@ def _explain(evidence: Evidence, engine: EngineFacts, episodes: Sequence[Kept]) 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Shares of the waiting time in which a limit was reached; `kv_low` the smallest share of the pool that was to be
-    had (free or reclaimable), as the median over the time it was short; `need` blocks that the head of the queue
-    needs."""
+    """Shares of the waiting time in which a limit was reached; `kv_low` the smallest share of the
+    pool that was to be had (free or reclaimable), as the median over the time it was short; `need`
+    blocks that the head of the queue needs."""
 
     kv: float
     slots: float
@@ -282,13 +394,15 @@ class Used:
 
 
 def _relief(engine: EngineFacts, used: Used) -> float:
-    """How much faster the engine would have to be for the next in line to fit with a fifth of the pool to spare."""
+    """How much faster the engine would have to be for the next in line to fit with a fifth of the
+    pool to spare."""
     room = 0.8 * engine.num_blocks - used.need
     return (1 - used.kv_low) * engine.num_blocks / room if room > 0 else math.inf
 
 
 def limits_reached(engine: EngineFacts, kept: Kept) -> Used:
-    """Which limit the steps ran into while requests were kept waiting, weighed by the length of the steps."""
+    """Which limit the steps ran into while requests were kept waiting, weighed by the length of the
+    steps."""
     table = engine.steps
     chosen = table.between(kept.begin, kept.end)
     begin, duration = table.begin[chosen], table.duration[chosen].astype(float)
@@ -318,7 +432,8 @@ def limits_reached(engine: EngineFacts, kept: Kept) -> Used:
 
 
 def _heads(engine: EngineFacts, kept: Kept, begins: Ints) -> Ints:
-    """For each step the blocks that the head of the queue needs, -1 when nobody is kept waiting then."""
+    """For each step the blocks that the head of the queue needs, -1 when nobody is kept waiting
+    then."""
     heads: Ints = np.full(len(begins), -1, np.int64)
     coming = list(kept.waits)
     heap: list[tuple[int, int, int]] = []
@@ -337,7 +452,8 @@ def _heads(engine: EngineFacts, kept: Kept, begins: Ints) -> Ints:
 
 
 def rates(engine: EngineFacts, kept: Kept) -> tuple[float, float, bool]:
-    """(requests offered a second, requests admitted a second, whether this was sustained overload and no burst).
+    """(requests offered a second, requests admitted a second, whether this was sustained overload
+    and no burst).
 
     Both over the time in which the requests came that were kept waiting.
     """
@@ -347,13 +463,18 @@ def rates(engine: EngineFacts, kept: Kept) -> tuple[float, float, bool]:
     seconds = max(last - first, 1) / 1e9
     offered = int(((arrivals >= first) & (arrivals <= last)).sum()) / seconds
     served = int(((lookups > first) & (lookups <= last)).sum()) / seconds
-    # Overload: they came for long, or over most of the time in which they waited, and the queue was longest in the end.
+    # Overload: they came for long, or over most of the time in which they waited, and the queue was
+    # longest in the end.
     lasting = seconds >= min(limit.SUSTAINED_S, max(2.0, 0.4 * (kept.end - first) / 1e9))
     begins = np.array([wait.begin for wait in kept.waits])
     ends = np.sort([wait.end for wait in kept.waits])
     lengths = np.arange(1, len(begins) + 1) - np.searchsorted(ends, begins, "right")
     growing = int(lengths[-1]) >= 0.7 * int(lengths.max())
-    return offered, served, bool(lasting and growing and offered >= limit.OFFERED * max(served, 1e-9))
+    return (
+        offered,
+        served,
+        bool(lasting and growing and offered >= limit.OFFERED * max(served, 1e-9)),
+    )
 
 
 def _limit_words(engine: EngineFacts, used: Used) -> str:
@@ -365,12 +486,15 @@ def _limit_words(engine: EngineFacts, used: Used) -> str:
 
 
 def _turns(engine: EngineFacts, used: Used) -> str:
-    """Limits that were reached for a part of the waiting time each, the longest first, in words; empty without any."""
+    """Limits that were reached for a part of the waiting time each, the longest first, in words;
+    empty without any."""
     reached = sorted(
         [(used.kv, "KV blocks"), (used.slots, f"the {engine.max_batch:,} batch slots"),
          (used.tokens, f"the budget of {engine.max_batch_tokens:,} tokens a step")], reverse=True,
     )  # fmt: skip
-    named = [f"{name} {share:.0%} of the time" for share, name in reached if share >= limit.LIMIT_TURNS]
+    named = [
+        f"{name} {share:.0%} of the time" for share, name in reached if share >= limit.LIMIT_TURNS
+    ]
     return f"{'limits take turns: ' if len(named) > 1 else ''}{', '.join(named)}"
 
 
@@ -385,7 +509,9 @@ def _gauges(engine: EngineFacts, kept: Kept) -> list[Exhibit]:
             exhibits.append(Exhibit(name, "requests", points(times, values)))
     used = table.column("used")[chosen]
     if engine.num_blocks > 0 and (used >= 0).any():
-        exhibits.append(Exhibit("KV in use", "% of blocks", points(times, 100.0 * used / engine.num_blocks)))
+        exhibits.append(
+            Exhibit("KV in use", "% of blocks", points(times, 100.0 * used / engine.num_blocks))
+        )
     return exhibits
 
 
@@ -405,15 +531,26 @@ def unequal_engines(case: Case) -> Sequence[Said]:
         if not roomy:
             continue
         requests = [wait.request for wait in kept.waits]
-        said.append(found(
-            evidence, UNEQUAL, Stage.ADMISSION,
-            f"one engine of {len(engines)} is at its limit: {len(requests)} requests wait at {engine.title} "
-            f"(p50 {ms(median([wait.length for wait in kept.waits])):,.0f} ms) while {len(roomy)} other"
-            f"{'s have' if len(roomy) > 1 else ' has'} room and nobody waiting",
-            check="the router: affinity, weights, health checks",
-            lost_ns=kept.lost, start=kept.begin, end=kept.end, confidence=0.85, affected=requests, engine=engine,
-            exhibits=_gauges(engine, kept),
-        ))  # fmt: skip
+        said.append(
+            found(
+                evidence,
+                UNEQUAL,
+                Stage.ADMISSION,
+                f"one engine of {len(engines)} is at its limit: {len(requests)} requests wait at "
+                f"{engine.title} "
+                f"(p50 {ms(median([wait.length for wait in kept.waits])):,.0f} ms) while "
+                f"{len(roomy)} other"
+                f"{'s have' if len(roomy) > 1 else ' has'} room and nobody waiting",
+                check="the router: affinity, weights, health checks",
+                lost_ns=kept.lost,
+                start=kept.begin,
+                end=kept.end,
+                confidence=0.85,
+                affected=requests,
+                engine=engine,
+                exhibits=_gauges(engine, kept),
+            )
+        )
     return said
 
 
@@ -427,4 +564,8 @@ def _has_room(engine: EngineFacts, kept: Kept) -> bool:
     busy = table.sizes[chosen]
     if engine.max_batch > 0 and len(busy) and median(busy) > 0.7 * engine.max_batch:
         return False
-    return engine.num_blocks <= 0 or not len(free) or median(free) >= limit.IMBALANCE_FREE * engine.num_blocks
+    return (
+        engine.num_blocks <= 0
+        or not len(free)
+        or median(free) >= limit.IMBALANCE_FREE * engine.num_blocks
+    )

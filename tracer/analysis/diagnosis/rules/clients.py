@@ -1,5 +1,5 @@
-"""What lies outside the stages: clients that hang up or measure more than the server took, time that no stage
-covers."""
+"""What lies outside the stages: clients that hang up or measure more than the server took, time
+that no stage covers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,15 @@ from tracer.analysis.diagnosis.records import Asked, Evidence, median, ms
 from tracer.state.request.latency import unattributed as uncovered
 
 _TOGETHER_NS: Final = 6 * NS_PER_S
-"""Clients that all hang up within this time after the last arrival were stopped: a busy event loop notices it late."""
+"""Clients that all hang up within this time after the last arrival were stopped: a busy event loop
+notices it late."""
 
-ABANDONED, HUNG_UP, OUTSIDE, UNATTRIBUTED = "abandoned", "clients-hang-up", "outside", "unattributed"
+ABANDONED, HUNG_UP, OUTSIDE, UNATTRIBUTED = (
+    "abandoned",
+    "clients-hang-up",
+    "outside",
+    "unattributed",
+)
 
 
 def abandoned(case: Case) -> Sequence[Said]:
@@ -40,21 +46,39 @@ def abandoned(case: Case) -> Sequence[Said]:
     tokens = sum(int((request.tokens > (request.closed or 0)).sum()) for request in requests)
     blocks = sum(max(0, request.blocks) for request in requests)
     closed = sorted(request.closed or 0 for request in requests)
-    return [found(
-        evidence, ABANDONED, Stage.TEARDOWN,
-        f"{len(held)} requests go on for {median([length for length, _ in held]) / 1e9:,.1f} s (p50) after their "
-        "client "
-        f"hung up: {tokens:,} tokens for nobody" + (f", {blocks:,} blocks held" if blocks else ""),
-        check="that a disconnect is passed on to the engine (also for answers that are not streamed)",
-        lost_ns=float(sum(length for length, _ in held)), start=closed[0],
-        end=max((request.finished or evidence.now) for request in requests), confidence=0.9, affected=requests,
-        exhibits=[Exhibit("held after the client left", "s",
-                          tuple((r.closed or 0, round(length / 1e9, 3)) for length, r in held[:200]))],
-    )]  # fmt: skip
+    return [
+        found(
+            evidence,
+            ABANDONED,
+            Stage.TEARDOWN,
+            f"{len(held)} requests go on for {median([length for length, _ in held]) / 1e9:,.1f} s "
+            "(p50) after their "
+            "client "
+            f"hung up: {tokens:,} tokens for nobody"
+            + (f", {blocks:,} blocks held" if blocks else ""),
+            check=(
+                "that a disconnect is passed on to the engine (also for answers that are not "
+                "streamed)"
+            ),
+            lost_ns=float(sum(length for length, _ in held)),
+            start=closed[0],
+            end=max((request.finished or evidence.now) for request in requests),
+            confidence=0.9,
+            affected=requests,
+            exhibits=[
+                Exhibit(
+                    "held after the client left",
+                    "s",
+                    tuple((r.closed or 0, round(length / 1e9, 3)) for length, r in held[:200]),
+                )
+            ],
+        )
+    ]
 
 
 def hung_up(case: Case) -> Sequence[Said]:
-    """A large part of the clients goes away before the end: a timeout of theirs, and work for nobody."""
+    """A large part of the clients goes away before the end: a timeout of theirs, and work for
+    nobody."""
     evidence = case.evidence
     over = [r for r in evidence.requests if r.closed is not None and r.fronted]
     gone = _before_the_end(evidence, [r for r in over if r.disconnected])
@@ -64,20 +88,39 @@ def hung_up(case: Case) -> Sequence[Said]:
     spent = [(r.closed or r.begin) - r.begin for r in gone]
     tokens = sum(r.output_tokens for r in gone)
     silent = sum(1 for r in gone if r.handed_out is None)
-    return [found(
-        evidence, HUNG_UP, Stage.TEARDOWN,
-        f"{len(gone)} of {len(over)} clients hang up before the end, {median(spent) / 1e9:,.1f} s (p50) after they "
-        "asked: "
-        f"{tokens:,} tokens for nobody" + (f"; {silent} of them had seen no token" if silent else ""),
-        check="the clients' timeouts, and what makes them run out (TTFT first)",
-        lost_ns=float(sum(spent)), start=gone[0].begin, end=gone[-1].closed, confidence=0.8, affected=gone,
-        exhibits=[Exhibit("patience", "s", tuple((r.closed or 0, round(s / 1e9, 3))
-                                                 for r, s in zip(gone[:200], spent, strict=False)))],
-    )]  # fmt: skip
+    return [
+        found(
+            evidence,
+            HUNG_UP,
+            Stage.TEARDOWN,
+            f"{len(gone)} of {len(over)} clients hang up before the end, "
+            f"{median(spent) / 1e9:,.1f} s (p50) after they "
+            "asked: "
+            f"{tokens:,} tokens for nobody"
+            + (f"; {silent} of them had seen no token" if silent else ""),
+            check="the clients' timeouts, and what makes them run out (TTFT first)",
+            lost_ns=float(sum(spent)),
+            start=gone[0].begin,
+            end=gone[-1].closed,
+            confidence=0.8,
+            affected=gone,
+            exhibits=[
+                Exhibit(
+                    "patience",
+                    "s",
+                    tuple(
+                        (r.closed or 0, round(s / 1e9, 3))
+                        for r, s in zip(gone[:200], spent, strict=False)
+                    ),
+                )
+            ],
+        )
+    ]
 
 
 def _before_the_end(evidence: Evidence, gone: list[Asked]) -> list[Asked]:
-    """Without those who left together when nobody came any more: a load generator that is stopped hangs up on all."""
+    """Without those who left together when nobody came any more: a load generator that is stopped
+    hangs up on all."""
     last_arrival = max((request.received or 0 for request in evidence.requests), default=0)
     tail = [request.closed or 0 for request in gone if (request.closed or 0) > last_arrival]
     if len(tail) < 2 or max(tail) - min(tail) > _TOGETHER_NS:
@@ -86,7 +129,8 @@ def _before_the_end(evidence: Evidence, gone: list[Asked]) -> list[Asked]:
 
 
 def outside(case: Case) -> Sequence[Said]:
-    """Clients measure much more than the server took: the load generator, the network, or a proxy."""
+    """Clients measure much more than the server took: the load generator, the network, or a
+    proxy."""
     evidence = case.evidence
     if not case.clients:
         return []
@@ -94,7 +138,12 @@ def outside(case: Case) -> Sequence[Said]:
     known = 0
     for request in evidence.requests:
         times = case.clients.get(request.id)
-        if times is None or times.e2e_ms is None or request.closed is None or request.received is None:
+        if (
+            times is None
+            or times.e2e_ms is None
+            or request.closed is None
+            or request.received is None
+        ):
             continue
         known += 1
         server = ms(request.closed - request.received)
@@ -103,16 +152,32 @@ def outside(case: Case) -> Sequence[Said]:
     if len(hits) < limit.SAMPLES or len(hits) < 0.5 * known:
         return []
     requests = [request for _, _, request in hits]
-    return [found(
-        evidence, OUTSIDE, None,
-        f"clients measure {median([c for c, _, _ in hits]):,.0f} ms where the server takes "
-        f"{median([s for _, s, _ in hits]):,.0f} ms (p50 of {len(hits)} requests): the time passes outside the server",
-        check="the load generator's own CPU and connection limits first, then proxies and the network",
-        lost_ns=sum(c - s for c, s, _ in hits) * NS_PER_MS, start=requests[0].begin, end=requests[-1].closed,
-        confidence=0.85, affected=requests,
-        exhibits=[Exhibit("client less server", "ms",
-                          tuple((r.begin, round(c - s, 3)) for c, s, r in hits[:200]))],
-    )]  # fmt: skip
+    return [
+        found(
+            evidence,
+            OUTSIDE,
+            None,
+            f"clients measure {median([c for c, _, _ in hits]):,.0f} ms where the server takes "
+            f"{median([s for _, s, _ in hits]):,.0f} ms (p50 of {len(hits)} requests): the time "
+            "passes outside the server",
+            check=(
+                "the load generator's own CPU and connection limits first, then proxies and the "
+                "network"
+            ),
+            lost_ns=sum(c - s for c, s, _ in hits) * NS_PER_MS,
+            start=requests[0].begin,
+            end=requests[-1].closed,
+            confidence=0.85,
+            affected=requests,
+            exhibits=[
+                Exhibit(
+                    "client less server",
+                    "ms",
+                    tuple((r.begin, round(c - s, 3)) for c, s, r in hits[:200]),
+                )
+            ],
+        )
+    ]
 
 
 def unattributed(case: Case) -> Sequence[Said]:
@@ -132,13 +197,17 @@ def unattributed(case: Case) -> Sequence[Said]:
         return []
     nowhere, total = median([b for b, _, _ in hits]), median([w for _, w, _ in hits])
     halves = _halves(evidence)
-    return [CannotTell(
-        UNATTRIBUTED,
-        f"{ms(nowhere):,.0f} ms of a TTFT of {ms(total):,.0f} ms (p50 of {len(hits)} requests) are in no "
-        "stage" + halves,
-        "with hooks in every process that the request crosses, and the client's x-request-id passed on to each",
-        symptom=True,
-    )]  # fmt: skip
+    return [
+        CannotTell(
+            UNATTRIBUTED,
+            f"{ms(nowhere):,.0f} ms of a TTFT of {ms(total):,.0f} ms (p50 of {len(hits)} requests) "
+            "are in no "
+            "stage" + halves,
+            "with hooks in every process that the request crosses, and the client's x-request-id "
+            "passed on to each",
+            symptom=True,
+        )
+    ]
 
 
 def _covered(request: Asked) -> list[tuple[int, int]]:
@@ -150,15 +219,22 @@ def _covered(request: Asked) -> list[tuple[int, int]]:
         (request.lookup, request.first_token),
         (request.first_token, request.handed_out),
     )
-    return [(begin, end) for begin, end in pairs if begin is not None and end is not None and end >= begin]
+    return [
+        (begin, end)
+        for begin, end in pairs
+        if begin is not None and end is not None and end >= begin
+    ]
 
 
 def _halves(evidence: Evidence) -> str:
     """What the engines say of requests that no front end claims, in words."""
     parts = []
     for engine in evidence.engines:
-        alone = [r.first_token - r.queued for r in engine.requests
-                 if r.received is None and r.queued is not None and r.first_token is not None]  # fmt: skip
+        alone = [
+            r.first_token - r.queued
+            for r in engine.requests
+            if r.received is None and r.queued is not None and r.first_token is not None
+        ]
         if len(alone) >= limit.SAMPLES:
             parts.append(f"{engine.title} reports {ms(median(alone)):,.0f} ms")
     return f"; {' and '.join(parts)} for requests of its own naming" if parts else ""

@@ -20,7 +20,11 @@ SLOWER, STRETCHED, BUDGET = "slower-than-baseline", "everything-slower", "slower
 
 
 def _per_token(request: Asked) -> float | None:
-    return None if request.prefill is None or request.uncached < 16 else request.prefill / request.uncached
+    return (
+        None
+        if request.prefill is None or request.uncached < 16
+        else request.prefill / request.uncached
+    )
 
 
 def _tpot(request: Asked) -> float | None:
@@ -33,17 +37,34 @@ def _handing_out(request: Asked) -> float | None:
     return interval(request.first_token, request.handed_out) if request.streamed else None
 
 
-_FIGURES: Final[tuple[tuple[Stage, str, Callable[[Asked], float | None], Callable[[Asked], float]], ...]] = (
+_FIGURES: Final[
+    tuple[tuple[Stage, str, Callable[[Asked], float | None], Callable[[Asked], float]], ...]
+] = (
     (Stage.RECEIVE, "receive", lambda r: interval(r.received, r.receive_end), lambda r: 1.0),
-    (Stage.TEMPLATE, "template", lambda r: interval(r.template_begin, r.template_end), lambda r: 1.0),
-    (Stage.TOKENISE, "tokenise", lambda r: interval(r.tokenise_begin, r.tokenise_end), lambda r: 1.0),
+    (
+        Stage.TEMPLATE,
+        "template",
+        lambda r: interval(r.template_begin, r.template_end),
+        lambda r: 1.0,
+    ),
+    (
+        Stage.TOKENISE,
+        "tokenise",
+        lambda r: interval(r.tokenise_begin, r.tokenise_end),
+        lambda r: 1.0,
+    ),
     (Stage.ADMISSION, "queue time", lambda r: r.queue, lambda r: 1.0),
-    (Stage.PREFILL, "prefill of 1,000 tokens", lambda r: None if (c := _per_token(r)) is None else 1000 * c,
-     lambda r: r.uncached / 1000),
+    (
+        Stage.PREFILL,
+        "prefill of 1,000 tokens",
+        lambda r: None if (c := _per_token(r)) is None else 1000 * c,
+        lambda r: r.uncached / 1000,
+    ),
     (Stage.STREAM, "handing out the first token", _handing_out, lambda r: 1.0),
     (Stage.DECODE, "ITL", _tpot, lambda r: float(max(0, len(r.tokens) - 1))),
-)  # fmt: skip
-"""Stage, name, value in ns per unit, units of a request: what a request lost is the difference times its units."""
+)
+"""Stage, name, value in ns per unit, units of a request: what a request lost is the difference
+times its units."""
 
 
 def against_baseline(case: Case) -> Sequence[Said]:
@@ -63,20 +84,42 @@ def against_baseline(case: Case) -> Sequence[Said]:
         order = _order(then, values)
         if before > 0 and order >= limit.GREW_ORDER:
             stretched.append(after / before)
-        if after < limit.SLOWER * before or after - before < limit.SLOWER_MS * NS_PER_MS or order < limit.GREW_ORDER:
+        if (
+            after < limit.SLOWER * before
+            or after - before < limit.SLOWER_MS * NS_PER_MS
+            or order < limit.GREW_ORDER
+        ):
             continue
         requests = [r for _, r in now]
-        said.append(found(
-            evidence, SLOWER, stage,
-            f"{name} takes {ms(after):,.1f} ms, in the baseline {ms(before):,.1f} ms (p50 of {len(now)} and "
-            f"{len(then)} "
-            "requests)",
-            check="what changed since the baseline in this stage",
-            lost_ns=sum(max(0.0, (v - before) * units(r)) for v, r in now), start=requests[0].begin,
-            end=requests[-1].over, confidence=0.7, affected=requests,
-            exhibits=[Exhibit(name, "ms", points(np.array([r.begin for r in requests]), values / NS_PER_MS))],
-        ))  # fmt: skip
-    if len(stretched) >= 4 and min(stretched) >= limit.SLOWER and max(stretched) <= 3 * min(stretched):
+        said.append(
+            found(
+                evidence,
+                SLOWER,
+                stage,
+                f"{name} takes {ms(after):,.1f} ms, in the baseline {ms(before):,.1f} ms (p50 of "
+                f"{len(now)} and "
+                f"{len(then)} "
+                "requests)",
+                check="what changed since the baseline in this stage",
+                lost_ns=sum(max(0.0, (v - before) * units(r)) for v, r in now),
+                start=requests[0].begin,
+                end=requests[-1].over,
+                confidence=0.7,
+                affected=requests,
+                exhibits=[
+                    Exhibit(
+                        name,
+                        "ms",
+                        points(np.array([r.begin for r in requests]), values / NS_PER_MS),
+                    )
+                ],
+            )
+        )
+    if (
+        len(stretched) >= 4
+        and min(stretched) >= limit.SLOWER
+        and max(stretched) <= 3 * min(stretched)
+    ):
         return [_everything(evidence, stretched, said)]
     return said
 
@@ -84,13 +127,20 @@ def against_baseline(case: Case) -> Sequence[Said]:
 def _everything(evidence: Evidence, stretched: Sequence[float], said: Sequence[Said]) -> Said:
     lost = sum(getattr(one, "lost_ms", 0.0) for one in said) * NS_PER_MS
     return found(
-        evidence, STRETCHED, None,
-        f"all of {len(stretched)} stages take {min(stretched):,.1f} to {max(stretched):,.1f} times as long as in the "
+        evidence,
+        STRETCHED,
+        None,
+        f"all of {len(stretched)} stages take {min(stretched):,.1f} to {max(stretched):,.1f} times "
+        "as long as in the "
         "baseline: the machine is slower, not one stage",
         check="other programs on the machine, CPU quotas and clocks, another kind of machine",
-        lost_ns=lost, start=evidence.began, end=None, confidence=0.75, affected=evidence.requests,
+        lost_ns=lost,
+        start=evidence.began,
+        end=None,
+        confidence=0.75,
+        affected=evidence.requests,
         slowdown=median(stretched),
-    )  # fmt: skip
+    )
 
 
 def _order(before: np.ndarray, after: np.ndarray) -> float:
@@ -100,7 +150,8 @@ def _order(before: np.ndarray, after: np.ndarray) -> float:
 
 
 def against_budget(case: Case) -> Sequence[Said]:
-    """Decode steps that take a multiple of what the budget model expects for their batch and context."""
+    """Decode steps that take a multiple of what the budget model expects for their batch and
+    context."""
     if case.budget is None:
         return []
     said: list[Said] = []
@@ -117,15 +168,31 @@ def against_budget(case: Case) -> Sequence[Said]:
         if ratio < limit.BUDGET or median(took) - median(expected) < 2.0:
             continue
         begin, end = int(table.begin[plain[0]]), int(table.end[plain[-1]])
-        excess = (np.maximum(took - expected, 0) * table.sizes[chosen]).sum() * len(plain) / len(chosen)
-        said.append(found(
-            case.evidence, BUDGET, Stage.DECODE,
-            f"a decode step takes {median(took):,.1f} ms, {ratio:,.1f} times the {median(expected):,.1f} ms of the "
-            "budget",
-            check="whether the budget's device and dtype are the traced ones; then host time between steps",
-            lost_ns=float(excess) * NS_PER_MS, start=begin, end=end, confidence=0.6,
-            affected=[r for r in engine.requests if len(r.tokens) > 1], engine=engine,
-            exhibits=[Exhibit("step", "ms", points(table.begin[chosen], took)),
-                      Exhibit("budget", "ms", points(table.begin[chosen], expected))],
-        ))  # fmt: skip
+        excess = (
+            (np.maximum(took - expected, 0) * table.sizes[chosen]).sum() * len(plain) / len(chosen)
+        )
+        said.append(
+            found(
+                case.evidence,
+                BUDGET,
+                Stage.DECODE,
+                f"a decode step takes {median(took):,.1f} ms, {ratio:,.1f} times the "
+                f"{median(expected):,.1f} ms of the "
+                "budget",
+                check=(
+                    "whether the budget's device and dtype are the traced ones; then host time "
+                    "between steps"
+                ),
+                lost_ns=float(excess) * NS_PER_MS,
+                start=begin,
+                end=end,
+                confidence=0.6,
+                affected=[r for r in engine.requests if len(r.tokens) > 1],
+                engine=engine,
+                exhibits=[
+                    Exhibit("step", "ms", points(table.begin[chosen], took)),
+                    Exhibit("budget", "ms", points(table.begin[chosen], expected)),
+                ],
+            )
+        )
     return said

@@ -1,5 +1,5 @@
-"""Stage 11: steps that fall off the captured graphs, contexts that are long to read, batches past the ridge, a host
-that keeps the device waiting."""
+"""Stage 11: steps that fall off the captured graphs, contexts that are long to read, batches past
+the ridge, a host that keeps the device waiting."""
 
 from __future__ import annotations
 
@@ -23,21 +23,25 @@ CLIFF, CONTEXT, BATCH, HOST = "graph-cliff", "context-reads", "batch-past-ridge"
 
 def _during(engine: EngineFacts, begin: int, end: int) -> list[Asked]:
     """Requests that decoded at some time in `begin` … `end`."""
-    return [r for r in engine.requests if len(r.tokens) and r.tokens[0] <= end and r.tokens[-1] >= begin]
+    return [
+        r for r in engine.requests if len(r.tokens) and r.tokens[0] <= end and r.tokens[-1] >= begin
+    ]
 
 
 def _work(table: StepTable) -> Ints:
-    """What a step takes without the waiting for the next one: its interval less the gap before it and the sampling."""
+    """What a step takes without the waiting for the next one: its interval less the gap before it
+    and the sampling."""
     spare = table.gap + np.maximum(table.sampling, 0)
     out: Ints = np.maximum(table.interval - spare, 0)
     return out
 
 
-# --- graph cliff -----------------------------------------------------------------------------------------------------
+# --- graph cliff ----------------------------------------------------------------------------------
 
 
 def graph_cliff(case: Case) -> Sequence[Said]:
-    """From one batch size to the next a step takes a multiple: beyond the captured sizes it runs eagerly."""
+    """From one batch size to the next a step takes a multiple: beyond the captured sizes it runs
+    eagerly."""
     return [said for engine in case.evidence.engines for said in _cliff(case.evidence, engine)]
 
 
@@ -71,20 +75,37 @@ def _cliff(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     begin, end = int(table.begin[places[0]]), int(table.end[places[-1]])
     excess = np.maximum(took[hit] - below, 0)
     sure = bool((graphs[hit] == 0).mean() > 0.9 and (graphs[sizes <= low] == 1).mean() > 0.9)
-    return [found(
-        evidence, CLIFF, Stage.DECODE,
-        f"a step takes {ms(below):,.1f} ms up to batch {low} and {ms(above):,.1f} ms from batch {high} on: larger "
-        "batches fall off the captured sizes" + (" (they ran eagerly)" if sure else ""),
-        check="the list of captured batch sizes (cudagraph capture sizes), or the largest batch",
-        lost_ns=float((excess * sizes[hit]).sum()), start=begin, end=end, confidence=0.95 if sure else 0.8,
-        affected=_during(engine, begin, end), engine=engine,
-        exhibits=[Exhibit("step", "ms", tuple((size, round(ms(value), 3)) for size, value in usual.items()),
-                          "by batch size")],
-        slowdown=float(took.sum()) / max(float(took.sum() - excess.sum()), 1.0),
-    )]  # fmt: skip
+    return [
+        found(
+            evidence,
+            CLIFF,
+            Stage.DECODE,
+            f"a step takes {ms(below):,.1f} ms up to batch {low} and {ms(above):,.1f} ms from "
+            f"batch {high} on: larger "
+            "batches fall off the captured sizes" + (" (they ran eagerly)" if sure else ""),
+            check=(
+                "the list of captured batch sizes (cudagraph capture sizes), or the largest batch"
+            ),
+            lost_ns=float((excess * sizes[hit]).sum()),
+            start=begin,
+            end=end,
+            confidence=0.95 if sure else 0.8,
+            affected=_during(engine, begin, end),
+            engine=engine,
+            exhibits=[
+                Exhibit(
+                    "step",
+                    "ms",
+                    tuple((size, round(ms(value), 3)) for size, value in usual.items()),
+                    "by batch size",
+                )
+            ],
+            slowdown=float(took.sum()) / max(float(took.sum() - excess.sum()), 1.0),
+        )
+    ]
 
 
-# --- long contexts ---------------------------------------------------------------------------------------------------
+# --- long contexts --------------------------------------------------------------------------------
 
 
 def context_reads(case: Case) -> Sequence[Said]:
@@ -123,15 +144,30 @@ def _contexts(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     far = chosen[context >= low]
     excess = np.maximum(took[context >= low] - short, 0)
     begin, end = int(table.begin[far[0]]), int(table.end[far[-1]])
-    return [found(
-        evidence, CONTEXT, Stage.DECODE,
-        f"at batch {size} a step takes {ms(short):,.1f} ms with {low:,.0f} tokens of context and {ms(long):,.1f} ms "
-        "with "
-        f"{high:,.0f}: {1000 * slope / NS_PER_MS:,.3f} ms for each 1,000 tokens{rate}",
-        check="these contexts: the KV cache is read in every step; compare with the device's bandwidth",
-        lost_ns=float((excess * size).sum()), start=begin, end=end, confidence=0.85, affected=owners, engine=engine,
-        exhibits=[Exhibit("step", "ms", _binned(context, took / NS_PER_MS), "by tokens of context")],
-    )]  # fmt: skip
+    return [
+        found(
+            evidence,
+            CONTEXT,
+            Stage.DECODE,
+            f"at batch {size} a step takes {ms(short):,.1f} ms with {low:,.0f} tokens of context "
+            f"and {ms(long):,.1f} ms "
+            "with "
+            f"{high:,.0f}: {1000 * slope / NS_PER_MS:,.3f} ms for each 1,000 tokens{rate}",
+            check=(
+                "these contexts: the KV cache is read in every step; compare with the device's "
+                "bandwidth"
+            ),
+            lost_ns=float((excess * size).sum()),
+            start=begin,
+            end=end,
+            confidence=0.85,
+            affected=owners,
+            engine=engine,
+            exhibits=[
+                Exhibit("step", "ms", _binned(context, took / NS_PER_MS), "by tokens of context")
+            ],
+        )
+    ]
 
 
 def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
@@ -151,11 +187,12 @@ def _binned(x: np.ndarray, y: np.ndarray) -> tuple[tuple[int, float], ...]:
     )  # fmt: skip
 
 
-# --- batch past the ridge --------------------------------------------------------------------------------------------
+# --- batch past the ridge -------------------------------------------------------------------------
 
 
 def batch_past_ridge(case: Case) -> Sequence[Said]:
-    """ITL grows in proportion to the batch: the step is bound by arithmetic, more sequences bring no more tokens."""
+    """ITL grows in proportion to the batch: the step is bound by arithmetic, more sequences bring
+    no more tokens."""
     return [said for engine in case.evidence.engines for said in _ridge(case.evidence, engine)]
 
 
@@ -182,26 +219,37 @@ def _ridge(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     hit = np.flatnonzero(sizes > low)
     excess = np.maximum(took[hit] - short, 0)
     begin, end = int(table.begin[plain[hit[0]]]), int(table.end[plain[hit[-1]]])
-    return [found(
-        evidence, BATCH, Stage.DECODE,
-        f"ITL grows with the batch: {ms(short):,.1f} ms at batch {median(sizes[few]):,.0f}, {ms(long):,.1f} ms at "
-        f"{median(sizes[many]):,.0f}: past the ridge a larger batch yields hardly more tokens a second",
-        check="a smaller limit on sequences, or another engine: throughput has reached its end",
-        lost_ns=float((excess * sizes[hit]).sum()), start=begin, end=end, confidence=0.75,
-        affected=_during(engine, begin, end), engine=engine,
-        exhibits=[Exhibit("step", "ms", _binned(sizes, took / NS_PER_MS), "by batch size")],
-    )]  # fmt: skip
+    return [
+        found(
+            evidence,
+            BATCH,
+            Stage.DECODE,
+            f"ITL grows with the batch: {ms(short):,.1f} ms at batch {median(sizes[few]):,.0f}, "
+            f"{ms(long):,.1f} ms at "
+            f"{median(sizes[many]):,.0f}: past the ridge a larger batch yields hardly more tokens "
+            "a second",
+            check="a smaller limit on sequences, or another engine: throughput has reached its end",
+            lost_ns=float((excess * sizes[hit]).sum()),
+            start=begin,
+            end=end,
+            confidence=0.75,
+            affected=_during(engine, begin, end),
+            engine=engine,
+            exhibits=[Exhibit("step", "ms", _binned(sizes, took / NS_PER_MS), "by batch size")],
+        )
+    ]
 
 
 def _handing_out(evidence: Evidence, engine: EngineFacts) -> float:
-    """ns of Python work on a token in the engine's own process; 0 where a front end of its own hands tokens out."""
+    """ns of Python work on a token in the engine's own process; 0 where a front end of its own
+    hands tokens out."""
     if any(front.role != "worker" for front in evidence.fronts):
         return 0.0
     streams = [r for r in engine.requests if r.streamed and r.sent_tokens > 0 and r.sent_work >= 0]
     return sum(r.sent_work for r in streams) / max(1, sum(r.sent_tokens for r in streams))
 
 
-# --- host overhead ---------------------------------------------------------------------------------------------------
+# --- host overhead --------------------------------------------------------------------------------
 
 _WHERE: Final = {
     "update": (Stage.STREAM, "updating states and delivering outputs after each token"),
@@ -221,9 +269,14 @@ def _host(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     plain = np.flatnonzero(table.plain)
     if len(plain) < 2 * limit.STEPS:
         return []
-    parts = {"update": np.zeros(len(table), np.int64), "gap": table.gap, "schedule": np.maximum(table.schedule, 0),
-             "prepare": np.maximum(table.prepare, 0)}  # fmt: skip
-    parts["update"][1:] = np.maximum(table.update, 0)[:-1]  # what follows a token delays the next one
+    parts = {
+        "update": np.zeros(len(table), np.int64),
+        "gap": table.gap,
+        "schedule": np.maximum(table.schedule, 0),
+        "prepare": np.maximum(table.prepare, 0),
+    }
+    # what follows a token delays the next one
+    parts["update"][1:] = np.maximum(table.update, 0)[:-1]
     whole = np.maximum(table.interval[plain], 1).astype(float)
     host = np.sum([values[plain] for values in parts.values()], axis=0).astype(float)
     slow: Flags = (host >= limit.HOST_SHARE * whole) & (host >= limit.HOST_MS * NS_PER_MS)
@@ -239,15 +292,29 @@ def _host(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     base = median(host[~slow]) if int((~slow).sum()) >= limit.STEPS else 0.1 * median(whole[hit])
     excess = np.maximum(host[hit] - base, 0)
     total = float(whole[hit].sum())
-    return [found(
-        evidence, HOST, stage,
-        f"{ms(median(host[hit])):,.1f} ms of each ITL of {ms(median(whole[hit])):,.1f} ms (p50) pass on the host while "
-        f"no step computes, most of it {words}",
-        check="Python work beside the engine's loop (streaming, logging, tokenising in the same process), asynchronous "
-              "scheduling",
-        lost_ns=float((excess * table.sizes[plain[hit]]).sum()), start=begin, end=end, confidence=0.8,
-        affected=_during(engine, begin, end), engine=engine,
-        exhibits=[Exhibit("host time before a token", "ms", points(table.begin[plain], host / NS_PER_MS)),
-                  Exhibit("ITL", "ms", points(table.begin[plain], whole / NS_PER_MS))],
-        slowdown=total / max(total - float(excess.sum()), total / 20),
-    )]  # fmt: skip
+    return [
+        found(
+            evidence,
+            HOST,
+            stage,
+            f"{ms(median(host[hit])):,.1f} ms of each ITL of {ms(median(whole[hit])):,.1f} ms "
+            "(p50) pass on the host while "
+            f"no step computes, most of it {words}",
+            check="Python work beside the engine's loop (streaming, logging, tokenising in the "
+            "same process), asynchronous "
+            "scheduling",
+            lost_ns=float((excess * table.sizes[plain[hit]]).sum()),
+            start=begin,
+            end=end,
+            confidence=0.8,
+            affected=_during(engine, begin, end),
+            engine=engine,
+            exhibits=[
+                Exhibit(
+                    "host time before a token", "ms", points(table.begin[plain], host / NS_PER_MS)
+                ),
+                Exhibit("ITL", "ms", points(table.begin[plain], whole / NS_PER_MS)),
+            ],
+            slowdown=total / max(total - float(excess.sum()), total / 20),
+        )
+    ]

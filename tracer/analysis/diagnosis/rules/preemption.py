@@ -1,4 +1,5 @@
-"""Stage 4 by preemption: requests lose their place, wait again, and have their tokens computed again."""
+"""Stage 4 by preemption: requests lose their place, wait again, and have their tokens computed
+again."""
 
 from __future__ import annotations
 
@@ -16,13 +17,16 @@ PREEMPTION = "preemption"
 
 
 def preemption(case: Case) -> Sequence[Said]:
-    """Preemptions that cost time: in the queue again, in prefill again, and in everybody's steps meanwhile."""
+    """Preemptions that cost time: in the queue again, in prefill again, and in everybody's steps
+    meanwhile."""
     return [said for engine in case.evidence.engines for said in _at(case.evidence, engine)]
 
 
 def _at(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     victims = [request for request in engine.requests if request.preemptions]
-    events = sorted((lost.begin, request.index) for request in victims for lost in request.preemptions)
+    events = sorted(
+        (lost.begin, request.index) for request in victims for lost in request.preemptions
+    )
     if len(events) < limit.PREEMPTIONS:
         return []
     begin = events[0][0]
@@ -58,19 +62,37 @@ def _at(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     thrashing = most >= limit.PREEMPTIONS and most >= len(events) / 2
     affected = sorted(victims, key=lambda request: -len(request.preemptions))
     pressed = _pressure(engine, events)
-    return [found(
-        evidence, PREEMPTION, Stage.ADMISSION,
-        f"{len(events)} preemptions of {len(victims)} request{'s' if len(victims) > 1 else ''}: {again:,} tokens "
-        f"computed again, {ms(waited):,.0f} ms spent in the queue once more{pressed}"
-        + (f"; {worst.name} lost its place {most} times" if thrashing else ""),
-        check="more KV blocks, fewer sequences at once, or a scheduler that admits only what can finish",
-        lost_ns=lost_ns, start=begin, end=end, confidence=0.95,
-        affected=[*affected, *_slowed(engine, places, victims)] if thrashing else affected,
-        culprit=worst if thrashing else None, engine=engine,
-        exhibits=[Exhibit("preemptions", "of a request", tuple((t, float(n)) for n, (t, _) in enumerate(events, 1)),
-                          "running count")],
-        slowdown=_slowdown(engine, begin, end, float(recomputing.sum())),
-    )]  # fmt: skip
+    return [
+        found(
+            evidence,
+            PREEMPTION,
+            Stage.ADMISSION,
+            f"{len(events)} preemptions of {len(victims)} "
+            f"request{'s' if len(victims) > 1 else ''}: {again:,} tokens "
+            f"computed again, {ms(waited):,.0f} ms spent in the queue once more{pressed}"
+            + (f"; {worst.name} lost its place {most} times" if thrashing else ""),
+            check=(
+                "more KV blocks, fewer sequences at once, or a scheduler that admits only what can "
+                "finish"
+            ),
+            lost_ns=lost_ns,
+            start=begin,
+            end=end,
+            confidence=0.95,
+            affected=[*affected, *_slowed(engine, places, victims)] if thrashing else affected,
+            culprit=worst if thrashing else None,
+            engine=engine,
+            exhibits=[
+                Exhibit(
+                    "preemptions",
+                    "of a request",
+                    tuple((t, float(n)) for n, (t, _) in enumerate(events, 1)),
+                    "running count",
+                )
+            ],
+            slowdown=_slowdown(engine, begin, end, float(recomputing.sum())),
+        )
+    ]
 
 
 def _pressure(engine: EngineFacts, events: list[tuple[int, int]]) -> str:

@@ -1,4 +1,5 @@
-"""Stage 9: choosing the next token costs as much as computing it (logprobs, penalties, grammars)."""
+"""Stage 9: choosing the next token costs as much as computing it (logprobs, penalties,
+grammars)."""
 
 from __future__ import annotations
 
@@ -28,7 +29,10 @@ def _at(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     known = np.flatnonzero(table.sampling >= 0)
     if len(known) < limit.STEPS:
         return []
-    work, whole = table.sampling[known].astype(float), np.maximum(table.duration[known], 1).astype(float)
+    work, whole = (
+        table.sampling[known].astype(float),
+        np.maximum(table.duration[known], 1).astype(float),
+    )
     slow: Flags = (work >= limit.SAMPLER_MS * NS_PER_MS) & (work >= limit.SAMPLER_SHARE * whole)
     stretch = spell(slow, share=0.3)
     if stretch is None or stretch.hits < limit.STEPS:
@@ -38,26 +42,42 @@ def _at(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
     usual = median(work[~slow]) if int((~slow).sum()) >= limit.SAMPLES else 0.0
     excess = work[hit] - usual
     begin, end = int(table.begin[known[stretch.first]]), int(table.end[known[stretch.last]])
-    touched = [r for r in engine.requests if len(r.tokens) and r.tokens[0] <= end and r.tokens[-1] >= begin]
+    touched = [
+        r for r in engine.requests if len(r.tokens) and r.tokens[0] <= end and r.tokens[-1] >= begin
+    ]
     asked = [r for r in touched if r.logprobs]
     culprits = _always_there(engine, touched, known[hit], known[np.flatnonzero(~slow)])
     total = float(whole[hit].sum())
-    return [found(
-        evidence, SAMPLER, Stage.SAMPLE,
-        f"sampling takes {ms(median(work[hit])):,.1f} ms of {ms(median(whole[hit])):,.1f} ms (p50) in "
-        f"{len(hit):,} steps, {float(excess.sum()) / total:.0%} of their time"
-        + (f"; {len(asked)} of {len(touched)} requests asked for logprobs" if asked else "")
-        + (f"; only while {culprits[0].name} is in the batch" if len(culprits) == 1 else ""),
-        check="logprobs, penalties, grammars and logits processors of these requests",
-        lost_ns=float((excess * table.sizes[known[hit]]).sum()), start=begin, end=end, confidence=0.9,
-        affected=touched, culprit=culprits[0] if len(culprits) == 1 and len(touched) > 1 else None, engine=engine,
-        exhibits=[Exhibit("sampling", "ms a step", points(table.begin[known], work / NS_PER_MS)),
-                  Exhibit("step", "ms", points(table.begin[known], whole / NS_PER_MS))],
-        slowdown=total / max(total - float(excess.sum()), total / 100),
-    )]  # fmt: skip
+    return [
+        found(
+            evidence,
+            SAMPLER,
+            Stage.SAMPLE,
+            f"sampling takes {ms(median(work[hit])):,.1f} ms of {ms(median(whole[hit])):,.1f} ms "
+            "(p50) in "
+            f"{len(hit):,} steps, {float(excess.sum()) / total:.0%} of their time"
+            + (f"; {len(asked)} of {len(touched)} requests asked for logprobs" if asked else "")
+            + (f"; only while {culprits[0].name} is in the batch" if len(culprits) == 1 else ""),
+            check="logprobs, penalties, grammars and logits processors of these requests",
+            lost_ns=float((excess * table.sizes[known[hit]]).sum()),
+            start=begin,
+            end=end,
+            confidence=0.9,
+            affected=touched,
+            culprit=culprits[0] if len(culprits) == 1 and len(touched) > 1 else None,
+            engine=engine,
+            exhibits=[
+                Exhibit("sampling", "ms a step", points(table.begin[known], work / NS_PER_MS)),
+                Exhibit("step", "ms", points(table.begin[known], whole / NS_PER_MS)),
+            ],
+            slowdown=total / max(total - float(excess.sum()), total / 100),
+        )
+    ]
 
 
-def _always_there(engine: EngineFacts, touched: Sequence[Asked], slow: np.ndarray, fast: np.ndarray) -> list[Asked]:
+def _always_there(
+    engine: EngineFacts, touched: Sequence[Asked], slow: np.ndarray, fast: np.ndarray
+) -> list[Asked]:
     """Requests that were in (nearly) all slow steps and in (nearly) no fast one."""
     if len(fast) < limit.STEPS:
         return []

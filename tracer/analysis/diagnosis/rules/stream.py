@@ -1,5 +1,6 @@
-"""Stage 10, from a token that is known to bytes that are sent: Python work for each token, work that grows with the
-output, a batcher before the first chunk, a busy event loop, chunks that leave in clumps."""
+"""Stage 10, from a token that is known to bytes that are sent: Python work for each token, work
+that grows with the output, a batcher before the first chunk, a busy event loop, chunks that leave
+in clumps."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def _streams(evidence: Evidence) -> list[Asked]:
 
 
 def _pieces(request: Asked) -> list[tuple[int, int, int, int]]:
-    """(begin, end, tokens, work in ns) between two progress reports; the whole stream when none were kept."""
+    """(begin, end, tokens, work in ns) between two progress reports; the whole stream when none
+    were kept."""
     pieces = []
     previous_t, tokens, work = request.first_token or request.begin, 0, 0
     for send in request.sends:
@@ -41,8 +43,8 @@ def _pieces(request: Asked) -> list[tuple[int, int, int, int]]:
 
 
 def stream_work(case: Case) -> Sequence[Said]:
-    """Each token costs much Python work: detokenising, building the chunk, writing it. When the work also grows with
-    the output's length it is the detokeniser's."""
+    """Each token costs much Python work: detokenising, building the chunk, writing it. When the
+    work also grows with the output's length it is the detokeniser's."""
     evidence = case.evidence
     streams = _streams(evidence)
     if len(streams) < 3:
@@ -50,7 +52,11 @@ def stream_work(case: Case) -> Sequence[Said]:
     growth = _growth(evidence, [r for r in streams if r.sent_tokens >= 16])
     if growth:
         return growth
-    pieces = sorted((end, begin, tokens, work, r.index) for r in streams for begin, end, tokens, work in _pieces(r))
+    pieces = sorted(
+        (end, begin, tokens, work, r.index)
+        for r in streams
+        for begin, end, tokens, work in _pieces(r)
+    )
     if not pieces:
         return []
     tokens = np.array([piece[2] for piece in pieces], float)
@@ -67,19 +73,37 @@ def stream_work(case: Case) -> Sequence[Said]:
     cost = float(work[hit].sum()) / float(tokens[hit].sum())
     begin, end = min(pieces[place][1] for place in hit), pieces[stretch.last][0]
     core = float(work[hit].sum()) / max(1, end - begin)
-    return [found(
-        evidence, WORK, Stage.STREAM,
-        f"handing out a token takes {ms(cost):,.1f} ms of Python work, for {len(touched)} streams {core:.0%} of a core",
-        check="detokenisation, logging and middleware on the way of each chunk; several tokens a chunk",
-        lost_ns=float(work[hit].sum()), start=begin, end=end, confidence=0.85, affected=touched,
-        exhibits=[Exhibit("work a token", "ms",
-                          points(np.array([piece[0] for piece in pieces]), each / NS_PER_MS))],
-        slowdown=1 / max(0.05, 1 - min(core, 0.95)),
-    )]  # fmt: skip
+    return [
+        found(
+            evidence,
+            WORK,
+            Stage.STREAM,
+            f"handing out a token takes {ms(cost):,.1f} ms of Python work, for {len(touched)} "
+            f"streams {core:.0%} of a core",
+            check=(
+                "detokenisation, logging and middleware on the way of each chunk; several tokens a "
+                "chunk"
+            ),
+            lost_ns=float(work[hit].sum()),
+            start=begin,
+            end=end,
+            confidence=0.85,
+            affected=touched,
+            exhibits=[
+                Exhibit(
+                    "work a token",
+                    "ms",
+                    points(np.array([piece[0] for piece in pieces]), each / NS_PER_MS),
+                )
+            ],
+            slowdown=1 / max(0.05, 1 - min(core, 0.95)),
+        )
+    ]
 
 
 def _growth(evidence: Evidence, streams: list[Asked]) -> list[Said]:
-    """Work a token rises with the token's index: within a stream where progress was kept, else across streams."""
+    """Work a token rises with the token's index: within a stream where progress was kept, else
+    across streams."""
     index: list[float] = []
     cost: list[float] = []
     for request in streams:
@@ -102,16 +126,33 @@ def _growth(evidence: Evidence, streams: list[Asked]) -> list[Said]:
     lost = sum(max(0.0, request.sent_work - early * request.sent_tokens) for request in streams)
     by_time = sorted(streams, key=lambda request: request.begin)
     order = np.argsort(places)
-    return [found(
-        evidence, GROWTH, Stage.STREAM,
-        f"handing out a token costs {ms(early):,.2f} ms at the start of an output and {ms(late):,.2f} ms near token "
-        f"{median(places[places >= high]):,.0f}: the work grows with the output's length",
-        check="a detokeniser that decodes the whole output again for each token: decode incrementally",
-        lost_ns=lost, start=by_time[0].first_token or by_time[0].begin, end=by_time[-1].closed, confidence=0.85,
-        affected=by_time,
-        exhibits=[Exhibit("work a token", "ms", points(places[order].astype(np.int64), costs[order] / NS_PER_MS),
-                          "by index of the output token")],
-    )]  # fmt: skip
+    return [
+        found(
+            evidence,
+            GROWTH,
+            Stage.STREAM,
+            f"handing out a token costs {ms(early):,.2f} ms at the start of an output and "
+            f"{ms(late):,.2f} ms near token "
+            f"{median(places[places >= high]):,.0f}: the work grows with the output's length",
+            check=(
+                "a detokeniser that decodes the whole output again for each token: decode "
+                "incrementally"
+            ),
+            lost_ns=lost,
+            start=by_time[0].first_token or by_time[0].begin,
+            end=by_time[-1].closed,
+            confidence=0.85,
+            affected=by_time,
+            exhibits=[
+                Exhibit(
+                    "work a token",
+                    "ms",
+                    points(places[order].astype(np.int64), costs[order] / NS_PER_MS),
+                    "by index of the output token",
+                )
+            ],
+        )
+    ]
 
 
 def _rank_correlation(a: Floats, b: Floats) -> float:
@@ -124,8 +165,8 @@ def _rank_correlation(a: Floats, b: Floats) -> float:
 
 
 def first_chunk(case: Case) -> Sequence[Said]:
-    """The first token waits before its bytes are handed out: for a constant time (a timer, a batcher) or for its turn
-    on a busy event loop."""
+    """The first token waits before its bytes are handed out: for a constant time (a timer, a
+    batcher) or for its turn on a busy event loop."""
     evidence = case.evidence
     asked = [r for r in evidence.requests
              if r.streamed and r.first_token is not None and r.handed_out is not None
@@ -144,37 +185,62 @@ def first_chunk(case: Case) -> Sequence[Said]:
     constant = high - low <= limit.FIRST_CHUNK_SPREAD * middle
     if not constant and middle < limit.STREAM_LAG_MS * NS_PER_MS:
         return []
-    exhibits = [Exhibit("first token known to first bytes sent", "ms",
-                        points(np.array([r.first_token for r in asked], np.int64), delays / NS_PER_MS))]  # fmt: skip
+    exhibits = [
+        Exhibit(
+            "first token known to first bytes sent",
+            "ms",
+            points(np.array([r.first_token for r in asked], np.int64), delays / NS_PER_MS),
+        )
+    ]
     common: dict[str, Any] = {
-        "lost_ns": float(inside.sum()), "start": requests[0].first_token or 0, "end": requests[-1].handed_out,
-        "affected": requests, "exhibits": exhibits,
-    }  # fmt: skip
+        "lost_ns": float(inside.sum()),
+        "start": requests[0].first_token or 0,
+        "end": requests[-1].handed_out,
+        "affected": requests,
+        "exhibits": exhibits,
+    }
     if constant:
-        return [found(
-            evidence, FIRST_CHUNK, Stage.STREAM,
-            f"every first token is held back for {ms(middle):,.0f} ms (quartiles {ms(low):,.0f}-{ms(high):,.0f}) "
-            "before "
-            f"its bytes are sent, in {len(requests)} requests and at any load",
-            check="a batcher, a flush interval or a polling loop between engine and socket",
-            confidence=0.8, **common,
-        )]  # fmt: skip
-    return [found(
-        evidence, LAG, Stage.STREAM,
-        f"first tokens wait {ms(middle):,.0f} ms (p50, up to {ms(float(inside.max())):,.0f} ms) for their turn to be "
-        f"sent, in {len(requests)} requests",
-        check="what keeps the event loop busy: tokenising, templates, other streams",
-        confidence=0.7, **common,
-    )]  # fmt: skip
+        return [
+            found(
+                evidence,
+                FIRST_CHUNK,
+                Stage.STREAM,
+                f"every first token is held back for {ms(middle):,.0f} ms (quartiles "
+                f"{ms(low):,.0f}-{ms(high):,.0f}) "
+                "before "
+                f"its bytes are sent, in {len(requests)} requests and at any load",
+                check="a batcher, a flush interval or a polling loop between engine and socket",
+                confidence=0.8,
+                **common,
+            )
+        ]
+    return [
+        found(
+            evidence,
+            LAG,
+            Stage.STREAM,
+            f"first tokens wait {ms(middle):,.0f} ms (p50, up to {ms(float(inside.max())):,.0f} "
+            "ms) for their turn to be "
+            f"sent, in {len(requests)} requests",
+            check="what keeps the event loop busy: tokenising, templates, other streams",
+            confidence=0.7,
+            **common,
+        )
+    ]
 
 
 def clumps(case: Case) -> Sequence[Said]:
-    """Chunks leave in clumps although the engine yields tokens steadily: something buffers on the way out."""
+    """Chunks leave in clumps although the engine yields tokens steadily: something buffers on the
+    way out."""
     evidence = case.evidence
     touched: list[Asked] = []
     holes: list[tuple[int, int, int]] = []
     for request in evidence.requests:
-        if not request.streamed or len(request.sends) < 2 or len(request.tokens) < limit.CLUMP_TOKENS:
+        if (
+            not request.streamed
+            or len(request.sends) < 2
+            or len(request.tokens) < limit.CLUMP_TOKENS
+        ):
             continue
         mine = _clumps_of(request)
         if len(mine) >= limit.CLUMPS:
@@ -186,19 +252,37 @@ def clumps(case: Case) -> Sequence[Said]:
     lost = sum((end - begin) // 2 * tokens for begin, end, tokens in holes)
     sizes = [tokens for _, _, tokens in holes]
     pauses = [end - begin for begin, end, _ in holes]
-    return [found(
-        evidence, CLUMPS, Stage.STREAM,
-        f"chunks leave in clumps of {median(sizes):,.0f} tokens every {median(pauses) / 1e9:,.1f} s in {len(touched)} "
-        "streams, while the engine yields tokens steadily",
-        check="buffering between engine and client: gzip, a proxy's response buffer, a writer that does not flush",
-        lost_ns=float(lost), start=holes[0][0], end=holes[-1][1], confidence=0.85, affected=touched,
-        exhibits=[Exhibit("pause between chunks", "s",
-                          tuple((end, round((end - begin) / 1e9, 3)) for begin, end, _ in holes[:200]))],
-    )]  # fmt: skip
+    return [
+        found(
+            evidence,
+            CLUMPS,
+            Stage.STREAM,
+            f"chunks leave in clumps of {median(sizes):,.0f} tokens every "
+            f"{median(pauses) / 1e9:,.1f} s in {len(touched)} "
+            "streams, while the engine yields tokens steadily",
+            check=(
+                "buffering between engine and client: gzip, a proxy's response buffer, a writer "
+                "that does not flush"
+            ),
+            lost_ns=float(lost),
+            start=holes[0][0],
+            end=holes[-1][1],
+            confidence=0.85,
+            affected=touched,
+            exhibits=[
+                Exhibit(
+                    "pause between chunks",
+                    "s",
+                    tuple((end, round((end - begin) / 1e9, 3)) for begin, end, _ in holes[:200]),
+                )
+            ],
+        )
+    ]
 
 
 def _clumps_of(request: Asked) -> list[tuple[int, int, int]]:
-    """(begin, end, tokens) of pauses between two progress reports in which the engine went on steadily."""
+    """(begin, end, tokens) of pauses between two progress reports in which the engine went on
+    steadily."""
     out = []
     for before, after in zip(request.sends, request.sends[1:], strict=False):
         if after.t - before.t < limit.CLUMP_S * NS_PER_S:

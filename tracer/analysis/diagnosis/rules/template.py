@@ -1,11 +1,12 @@
-"""Stage 2, faults of the rendered prompt that no metric shows: doubled or missing BOS, no generation prompt, the
-template of another model."""
+"""Stage 2, faults of the rendered prompt that no metric shows: doubled or missing BOS, no
+generation prompt, the template of another model."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from engine_hooks.protocol.stages import Stage
@@ -16,13 +17,19 @@ from tracer.analysis.diagnosis.prefixes import ids_of
 from tracer.analysis.diagnosis.records import Asked, EngineFacts, Evidence
 from tracer.format.text import clean
 
-DOUBLED, MISSING, NO_GENERATION, MISMATCH = "doubled-bos", "missing-bos", "no-generation-prompt", "template-mismatch"
+DOUBLED, MISSING, NO_GENERATION, MISMATCH = (
+    "doubled-bos",
+    "missing-bos",
+    "no-generation-prompt",
+    "template-mismatch",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A way of marking turns. `start` stands before each message's role, `end` closes it; `bos` is the token that a
-    prompt must begin with (empty: none); `models` are words in names of models that were trained on it."""
+    """A way of marking turns. `start` stands before each message's role, `end` closes it; `bos` is
+    the token that a prompt must begin with (empty: none); `models` are words in names of models
+    that were trained on it."""
 
     name: str
     start: str
@@ -35,20 +42,52 @@ class Template:
 
 
 TEMPLATES: Final = (
-    # ChatML has no BOS. Some tokenizers name <|im_start|> itself as bos_token (SmolLM2): it begins every prompt once.
-    Template("ChatML", "<|im_start|>", "<|im_end|>", "", (), "<|im_start|>assistant",
-             ("qwen", "smollm", "hermes", "yi-", "internlm")),
-    Template("Llama 3", "<|start_header_id|>", "<|eot_id|>", "<|begin_of_text|>", (128000,),
-             "<|start_header_id|>assistant<|end_header_id|>", ("llama-3", "llama3", "llama_3")),
-    Template("Gemma", "<start_of_turn>", "<end_of_turn>", "<bos>", (2,), "<start_of_turn>model", ("gemma",)),
-    Template("Mistral", "[INST]", "[/INST]", "<s>", (1,), "[/INST]",
-             ("mistral", "mixtral", "llama-2", "llama2", "ministral")),
+    # ChatML has no BOS. Some tokenizers name <|im_start|> itself as bos_token (SmolLM2): it begins
+    # every prompt once.
+    Template(
+        "ChatML",
+        "<|im_start|>",
+        "<|im_end|>",
+        "",
+        (),
+        "<|im_start|>assistant",
+        ("qwen", "smollm", "hermes", "yi-", "internlm"),
+    ),
+    Template(
+        "Llama 3",
+        "<|start_header_id|>",
+        "<|eot_id|>",
+        "<|begin_of_text|>",
+        (128000,),
+        "<|start_header_id|>assistant<|end_header_id|>",
+        ("llama-3", "llama3", "llama_3"),
+    ),
+    Template(
+        "Gemma",
+        "<start_of_turn>",
+        "<end_of_turn>",
+        "<bos>",
+        (2,),
+        "<start_of_turn>model",
+        ("gemma",),
+    ),
+    Template(
+        "Mistral",
+        "[INST]",
+        "[/INST]",
+        "<s>",
+        (1,),
+        "[/INST]",
+        ("mistral", "mixtral", "llama-2", "llama2", "ministral"),
+    ),
     Template("Zephyr", "<|user|>", "</s>", "", (), "<|assistant|>", ("zephyr", "tinyllama")),
-)  # fmt: skip
-"""Turn markers of the common families. A model whose name says nothing known is not judged by it."""
+)
+"""Turn markers of the common families. A model whose name says nothing known is not judged by
+it."""
 
 LOOKED: Final = 20
-"""Prompts at either end of a trace that are looked at before all are: a template that is wrong is wrong for most."""
+"""Prompts at either end of a trace that are looked at before all are: a template that is wrong is
+wrong for most."""
 
 _LEADING: Final = re.compile(r"(<\|[^|<>\s]{1,40}\|>|<[a-z_]{1,20}>|\[[A-Z]{2,12}\])")
 """A special token as text."""
@@ -70,26 +109,36 @@ def _leading(text: str) -> list[str]:
 
 def _template_of(text: str) -> Template | None:
     """The template whose marker comes first in a rendered prompt."""
-    at = {template.name: place for template in TEMPLATES if (place := text.find(template.start)) >= 0}
-    return min((template for template in TEMPLATES if template.name in at), key=lambda t: at[t.name], default=None)
+    at = {
+        template.name: place for template in TEMPLATES if (place := text.find(template.start)) >= 0
+    }
+    return min(
+        (template for template in TEMPLATES if template.name in at),
+        key=lambda t: at[t.name],
+        default=None,
+    )
 
 
 def _named(model: str) -> Template | None:
     """The template that a model's name stands for."""
     name = model.lower()
-    return next((template for template in TEMPLATES if any(word in name for word in template.models)), None)
+    return next(
+        (template for template in TEMPLATES if any(word in name for word in template.models)), None
+    )
 
 
-# --- the four faults, for one prompt ------------------------------------------------------------------------------
+# --- the four faults, for one prompt --------------------------------------------------------------
 
 
 def has_doubled_bos(request: Asked) -> str | None:
-    """The token that stands twice at the start, as text or ``token id n``; None when there is none."""
+    """The token that stands twice at the start, as text or ``token id n``; None when there is
+    none."""
     head = request.prompt_ids[:8]
     if len(head) == 8 and head[:4] == head[4:]:
         ids = ids_of(request)
         if request.prompt_text is None:
-            # Without the text: a special token is rare beyond the start, a word that is said twice is not that low.
+            # Without the text: a special token is rare beyond the start, a word that is said twice
+            # is not that low.
             return f"token id {int(ids[0])}" if int(ids[0]) <= 3 or int(ids[0]) >= 100_000 else None
         lead = _leading(request.prompt_text)
         if lead:
@@ -130,10 +179,9 @@ def lacks_generation_prompt(request: Asked) -> str | None:
 def mismatch(request: Asked, model: str) -> str | None:
     """Why the template cannot be this model's, in words; None when nothing speaks against it.
 
-    As special tokens the markers of a template are one id each. When the model does not have them they fall into
-    pieces,
-    and the first piece (``<``) begins every one of them. A name alone proves nothing: many models are trained on
-    the template of another family.
+    As special tokens the markers of a template are one id each. When the model does not have them
+    they fall into pieces, and the first piece (``<``) begins every one of them. A name alone proves
+    nothing: many models are trained on the template of another family.
     """
     text = request.prompt_text
     template = _template_of(text) if text else None
@@ -149,11 +197,18 @@ def mismatch(request: Asked, model: str) -> str | None:
     if marks <= alike or int((ids == ids[0]).sum()) < marks:
         return None
     named = _named(model)
-    asks = f"; the model's name asks for {named.name}" if named is not None and named is not template else ""
-    return f"{template.name} markers such as {template.start} are no tokens of it but fall into pieces{asks}"
+    asks = (
+        f"; the model's name asks for {named.name}"
+        if named is not None and named is not template
+        else ""
+    )
+    return (
+        f"{template.name} markers such as {template.start} are no tokens of it but fall into "
+        f"pieces{asks}"
+    )
 
 
-# --- rules -----------------------------------------------------------------------------------------------------------
+# --- rules ----------------------------------------------------------------------------------------
 
 
 def templates(case: Case) -> Sequence[Said]:
@@ -162,15 +217,31 @@ def templates(case: Case) -> Sequence[Said]:
     for engine in case.evidence.engines:
         model = engine.model
         checks: tuple[tuple[str, Callable[[Asked], str | None], str, str], ...] = (
-            (DOUBLED, has_doubled_bos, "begin with {what} twice",
-             "template and tokeniser both add it: tokenise with add_special_tokens=False"),
-            (MISSING, lacks_bos, "lack {what} at the start",
-             "add it in the template, or tokenise with add_special_tokens=True"),
-            (NO_GENERATION, lacks_generation_prompt, "end without {what}: nothing asks for an answer",
-             "render with add_generation_prompt=True"),
-            (MISMATCH, lambda request, model=model: mismatch(request, model), "do not fit the model: {what}",  # type: ignore[misc]
-             "the chat template in the model's folder, or the one given on the command line"),
-        )  # fmt: skip
+            (
+                DOUBLED,
+                has_doubled_bos,
+                "begin with {what} twice",
+                "template and tokeniser both add it: tokenise with add_special_tokens=False",
+            ),
+            (
+                MISSING,
+                lacks_bos,
+                "lack {what} at the start",
+                "add it in the template, or tokenise with add_special_tokens=True",
+            ),
+            (
+                NO_GENERATION,
+                lacks_generation_prompt,
+                "end without {what}: nothing asks for an answer",
+                "render with add_generation_prompt=True",
+            ),
+            (
+                MISMATCH,
+                partial(mismatch, model=model),
+                "do not fit the model: {what}",
+                "the chat template in the model's folder, or the one given on the command line",
+            ),
+        )
         for rule, test, words, check in checks:
             said.extend(_judge(case.evidence, engine, rule, test, words, check))
     return said
@@ -190,34 +261,55 @@ def _judge(
     if not any(test(request) is not None for request in (*told[:LOOKED], *told[-LOOKED:])):
         return []
     hits = [(request, what) for request in told if (what := test(request)) is not None]
-    if len({request.prompt_ids or request.prompt_text for request, _ in hits}) < limit.TEMPLATE_PROMPTS:
+    if (
+        len({request.prompt_ids or request.prompt_text for request, _ in hits})
+        < limit.TEMPLATE_PROMPTS
+    ):
         return []
-    # Whole services are wrong, or since a deployment all prompts: a single odd client is not the template's fault.
+    # Whole services are wrong, or since a deployment all prompts: a single odd client is not the
+    # template's fault.
     since = hits[0][0].begin
     later = [request for request in told if request.begin >= since]
     if len(hits) < limit.TEMPLATE_SHARE * len(later):
         return []
     request, what = hits[-1]
     ids = ids_of(request)[:4].tolist()
-    return [found(
-        evidence, rule, Stage.TEMPLATE,
-        f"{len(hits)} of {len(later)} prompts {words.format(what=clean(what))}"
-        + (f" (first token ids {', '.join(map(str, ids))})" if ids else ""),
-        check=check, lost_ns=0.0, start=since, end=hits[-1][0].over,
-        confidence=0.95 if request.prompt_text else 0.7, affected=[request for request, _ in hits], engine=engine,
-        exhibits=[_beginning(request), *([_ending(request)] if rule == NO_GENERATION else [])],
-    )]  # fmt: skip
+    return [
+        found(
+            evidence,
+            rule,
+            Stage.TEMPLATE,
+            f"{len(hits)} of {len(later)} prompts {words.format(what=clean(what))}"
+            + (f" (first token ids {', '.join(map(str, ids))})" if ids else ""),
+            check=check,
+            lost_ns=0.0,
+            start=since,
+            end=hits[-1][0].over,
+            confidence=0.95 if request.prompt_text else 0.7,
+            affected=[request for request, _ in hits],
+            engine=engine,
+            exhibits=[_beginning(request), *([_ending(request)] if rule == NO_GENERATION else [])],
+        )
+    ]
 
 
 def _beginning(request: Asked) -> Exhibit:
     ids = ids_of(request)[:8].tolist()
     text = clean((request.prompt_text or "")[:60])
-    return Exhibit("first token ids", "id", tuple((place, float(value)) for place, value in enumerate(ids)),
-                   f"by place in the prompt; text begins {text!r}" if text else "by place in the prompt")  # fmt: skip
+    return Exhibit(
+        "first token ids",
+        "id",
+        tuple((place, float(value)) for place, value in enumerate(ids)),
+        f"by place in the prompt; text begins {text!r}" if text else "by place in the prompt",
+    )
 
 
 def _ending(request: Asked) -> Exhibit:
     ids = ids_of(request)[-8:].tolist()
     text = clean((request.prompt_text or "")[-60:])
-    return Exhibit("last token ids", "id", tuple((place, float(value)) for place, value in enumerate(ids)),
-                   f"by place from the end; text ends {text!r}")  # fmt: skip
+    return Exhibit(
+        "last token ids",
+        "id",
+        tuple((place, float(value)) for place, value in enumerate(ids)),
+        f"by place from the end; text ends {text!r}",
+    )

@@ -18,7 +18,8 @@ _ALWAYS = ("LOST_MS", "LOST_SHARE")
 
 @cache
 def thresholds_of(finding: str) -> dict[str, Threshold]:
-    """Name → threshold, of all that the rule behind a finding looks at, in the order of the table."""
+    """Name → threshold, of all that the rule behind a finding looks at, in the order of the
+    table."""
     rule = next((rule for rule, names in RULES.items() if finding in names), None)
     if rule is None:
         return {}
@@ -28,8 +29,13 @@ def thresholds_of(finding: str) -> dict[str, Threshold]:
 
 
 def _walk(function: Callable[..., Any], seen: set[str], done: set[object]) -> None:
-    """Collect what a function of the diagnosis, and those of it that this one calls, names of the table."""
-    if not isinstance(function, FunctionType) or function in done or not function.__module__.startswith(_OURS):
+    """Collect what a function of the diagnosis, and those of it that this one calls, names of the
+    table."""
+    if (
+        not isinstance(function, FunctionType)
+        or function in done
+        or not function.__module__.startswith(_OURS)
+    ):
         return
     done.add(function)
     for code in _codes(function.__code__):

@@ -1,4 +1,5 @@
-"""The twelve stages of a budget: bars on the axis of the request, what they take, and what was measured."""
+"""The twelve stages of a budget: bars on the axis of the request, what they take, and what was
+measured."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from tracer.tui.toolkit.theme import Look
 
 
 class BudgetBars(Panel):
-    """Twelve rows. With a measured request its figures stand beside, and a tick on each bar says where it ended."""
+    """Twelve rows. With a measured request its figures stand beside, and a tick on each bar says
+    where it ended."""
 
     ROWS = 1 + 1 + len(STAGES)
     """Title, axis, stages: what it needs at least."""
@@ -40,7 +42,9 @@ class BudgetBars(Panel):
     def title(self) -> str:
         text = "twelve stages, modelled"
         if self.measured is not None:
-            name = short_id(self.measured.id, max(3, min(24, len(self.measured.id))), self.look.glyphs.ellipsis)
+            name = short_id(
+                self.measured.id, max(3, min(24, len(self.measured.id))), self.look.glyphs.ellipsis
+            )
             text += f"  {self.look.glyphs.expected} measured: {name}"
         return text
 
@@ -72,7 +76,9 @@ class BudgetBars(Panel):
         line = Line(width).put(" stage", look.dim).fill_to(names, look.dim)
         for tick in ticks:
             if names + tick.column >= line.used and tick.column + len(tick.label) < cells:
-                line.fill_to(names + tick.column, look.dim).put(look.glyphs.tick + tick.label, look.dim)
+                line.fill_to(names + tick.column, look.dim).put(
+                    look.glyphs.tick + tick.label, look.dim
+                )
         line.fill_to(names + cells + 1, look.dim)
         if beside:
             line.put("measured".rjust(beside), look.dim)
@@ -88,13 +94,22 @@ class BudgetBars(Panel):
         return rows[:height]
 
     def _row(
-        self, width: int, names: int, bars: Bars, axis: RequestAxis, known: StageInfo, beside: int, bound: int
+        self,
+        width: int,
+        names: int,
+        bars: Bars,
+        axis: RequestAxis,
+        known: StageInfo,
+        beside: int,
+        bound: int,
     ) -> Row:
         look, made, view = self.look, self.made, self._view
         assert made is not None and view is not None
         row, place = made.stage(known.stage), view.stages[known.stage - 1]
         line = Line(width).put(" ", look.text).put(look.fill(known.stage), look.stage(known.stage))
-        line.put(f" {int(known.stage):2d} " if names >= 16 else " ", look.dim).put(known.label, look.text)
+        line.put(f" {int(known.stage):2d} " if names >= 16 else " ", look.dim).put(
+            known.label, look.text
+        )
         line.fill_to(names, look.text)
         stretches: list[Stretch] = []
         begin, end, tick = place.begin or 0, place.end or 0, None
@@ -104,7 +119,9 @@ class BudgetBars(Panel):
             if measured is not None:
                 until = begin + round(measured * 1e6)
                 tick = bars.units if axis.beyond(until) else axis.place(until)
-        line.put_segments(bars.draw(stretches, keep_short=True, expected=tick), bars.width).put(" ", look.text)
+        line.put_segments(bars.draw(stretches, keep_short=True, expected=tick), bars.width).put(
+            " ", look.text
+        )
         if beside:
             line.put(figures.aligned_milliseconds(measured, beside), look.dim)
         line.put(figures.aligned_milliseconds(row.ms, 10) + " ", look.bold)
@@ -112,7 +129,9 @@ class BudgetBars(Panel):
             line.put(f"{figures.percent(row.share)}%".rjust(6) + " ", look.text)
         if bound:
             text = row.bound_by + (f": {row.detail}" if row.detail and bound >= 46 else "")
-            line.put(" ", look.dim).put_text(text, look.dim, line.room, ellipsis=look.glyphs.ellipsis)
+            line.put(" ", look.dim).put_text(
+                text, look.dim, line.room, ellipsis=look.glyphs.ellipsis
+            )
         return line.end(look.text)
 
     def _measured(self, stage: Stage) -> float | None:

@@ -1,4 +1,5 @@
-"""What follows from a budget: its figures as a card or a line, and the sentence that says what binds."""
+"""What follows from a budget: its figures as a card or a line, and the sentence that says what
+binds."""
 
 from __future__ import annotations
 
@@ -16,8 +17,13 @@ from tracer.tui.toolkit.words import paragraph
 GROUPS = tuple(
     (group, tuple(known.stage for known in STAGES if known.group is group)) for group in Group
 )
-_COLOURS = {Group.FRONT_END: Stage.TOKENISE, Group.PREFILL: Stage.PREFILL, Group.FIRST_BYTE: Stage.STREAM,
-            Group.DECODE: Stage.DECODE, Group.TEARDOWN: Stage.TEARDOWN}  # fmt: skip
+_COLOURS = {
+    Group.FRONT_END: Stage.TOKENISE,
+    Group.PREFILL: Stage.PREFILL,
+    Group.FIRST_BYTE: Stage.STREAM,
+    Group.DECODE: Stage.DECODE,
+    Group.TEARDOWN: Stage.TEARDOWN,
+}
 
 
 class BudgetCard(Panel):
@@ -61,7 +67,9 @@ class BudgetCard(Panel):
         for (group, _), share in zip(GROUPS, shares, strict=True):
             done += share
             until = round(done / total * width)
-            line.put(look.fill(_COLOURS[group]) * max(0, until - line.used), look.stage(_COLOURS[group]))
+            line.put(
+                look.fill(_COLOURS[group]) * max(0, until - line.used), look.stage(_COLOURS[group])
+            )
         return line.end(look.text)
 
 
@@ -82,10 +90,14 @@ class BudgetLine(Canvas):
         """The row."""
         look = self.look
         line = Line(width).put(" ", look.text)
-        for index, (name, value, _) in enumerate(_figures(self.made) if self.made is not None else ()):
+        for index, (name, value, _) in enumerate(
+            _figures(self.made) if self.made is not None else ()
+        ):
             if line.room < len(name) + len(value) + 3:
                 break
-            line.put("   " if index else "", look.text).put(name + " ", look.dim).put(value, look.bold)
+            line.put("   " if index else "", look.text).put(name + " ", look.dim).put(
+                value, look.bold
+            )
         return [line.end(look.text)]
 
 
@@ -129,7 +141,10 @@ class Sentence(Canvas):
 
     def show(self, made: Budget | None, trouble: str = "") -> None:
         """Draw what binds, or what is wrong."""
-        self.text, self.bad = (sentence(made) if made is not None and not trouble else trouble), bool(trouble)
+        self.text, self.bad = (
+            (sentence(made) if made is not None and not trouble else trouble),
+            bool(trouble),
+        )
         self.repaint()
 
     def paint(self, width: int, height: int) -> list[Row]:
@@ -137,7 +152,9 @@ class Sentence(Canvas):
         look = self.look
         style = look.warn if self.bad else look.text
         lines = paragraph(self.text, width - 2, look)[:height]
-        rows: list[Row] = [Line(width).put(" ", look.text).put_text(line, style).end(look.text) for line in lines]
+        rows: list[Row] = [
+            Line(width).put(" ", look.text).put_text(line, style).end(look.text) for line in lines
+        ]
         return rows or [blank(width, look.text)]
 
 
@@ -146,7 +163,11 @@ def _figures(made: Budget) -> list[tuple[str, str, tuple[str, ...]]]:
     ms = figures.milliseconds
     fits = made.capacity
     rate = tokens_per_s(made)
-    here = "never, with this context" if made.ridge_batch_here is None else f"{made.ridge_batch_here:,.0f} here"
+    here = (
+        "never, with this context"
+        if made.ridge_batch_here is None
+        else f"{made.ridge_batch_here:,.0f} here"
+    )
     held = -(-(made.workload.prompt + made.workload.output) // fits.block_size)
     kept = made.model.kv_bytes(float(made.workload.prompt + made.workload.output))
     more: tuple[str, ...]
@@ -159,10 +180,18 @@ def _figures(made: Budget) -> list[tuple[str, str, tuple[str, ...]]]:
         users, more = "any", ("no cache that grows",)
     return [
         ("TTFT", f"{ms(made.ttft_ms)} ms", ()),
-        ("ITL", f"{ms(made.itl_ms)} ms", (f"{rate:,.0f} tok/s",) * math.isfinite(rate)
-         + (f"{ms(made.itl_first_ms)} to {ms(made.itl_last_ms)}",)),
+        (
+            "ITL",
+            f"{ms(made.itl_ms)} ms",
+            (f"{rate:,.0f} tok/s",) * math.isfinite(rate)
+            + (f"{ms(made.itl_first_ms)} to {ms(made.itl_last_ms)}",),
+        ),
         ("total", f"{ms(made.total_ms)} ms", (f"{made.steps:,} steps",)),
         ("ridge", f"{made.ridge_batch:,.0f}", ("sequences", here)),
-        ("KV", figures.size(float(kept)), (f"{held:,} blocks", f"a step reads {figures.size(made.step_kv_bytes)}")),
+        (
+            "KV",
+            figures.size(float(kept)),
+            (f"{held:,} blocks", f"a step reads {figures.size(made.step_kv_bytes)}"),
+        ),
         ("users", users, more),
-    ]  # fmt: skip
+    ]

@@ -1,5 +1,5 @@
-"""What the Budget and Journey screens reckon: a model on a device with a load, which sliders, presets or a traced
-engine set."""
+"""What the Budget and Journey screens reckon: a model on a device with a load, which sliders,
+presets or a traced engine set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,32 @@ from tracer.analysis.model.roofline import Roofline
 from tracer.analysis.model.shape import ModelShape, shape_of_engine
 from tracer.state.view import EngineView, Phase, RequestDetail, RequestView, StageView, Status
 
-_E24: Final = (10, 11, 12, 13, 15, 16, 18, 20, 22, 24, 27, 30, 33, 36, 39, 43, 47, 51, 56, 62, 68, 75, 82, 91)
+_E24: Final = (
+    10,
+    11,
+    12,
+    13,
+    15,
+    16,
+    18,
+    20,
+    22,
+    24,
+    27,
+    30,
+    33,
+    36,
+    39,
+    43,
+    47,
+    51,
+    56,
+    62,
+    68,
+    75,
+    82,
+    91,
+)
 
 
 def ladder(least: int, most: int) -> tuple[int, ...]:
@@ -36,7 +61,8 @@ def ladder(least: int, most: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """One slider: the field of `Workload` that it sets, its name, what it counts, and where it may stand."""
+    """One slider: the field of `Workload` that it sets, its name, what it counts, and where it may
+    stand."""
 
     field: str
     label: str
@@ -92,7 +118,8 @@ class Desk:
         """What a fit found out about the traced engine, in a sentence."""
         self.version = 0
         self.set_by_hand = False
-        """Whether flags or keys have set anything: a traced engine is then no longer taken over unasked."""
+        """Whether flags or keys have set anything: a traced engine is then no longer taken over
+        unasked."""
         self._made: tuple[int, Budget] | None = None
         self._as_taken: tuple[object, ...] | None = None
 
@@ -107,9 +134,17 @@ class Desk:
             if self.roofline is not None:
                 tuned = replace(tuned, roofline=self.roofline)
             made = budget(
-                self.model, self.device, self.workload, tuned, counting=self.counting, tp=self.tp,
-                ignore_kv=self.ignore_kv, pool_bytes=self.pool_bytes, longest=self.longest, block_size=self.block_size,
-            )  # fmt: skip
+                self.model,
+                self.device,
+                self.workload,
+                tuned,
+                counting=self.counting,
+                tp=self.tp,
+                ignore_kv=self.ignore_kv,
+                pool_bytes=self.pool_bytes,
+                longest=self.longest,
+                block_size=self.block_size,
+            )
             self._made = self.version, made
         return self._made[1]
 
@@ -120,7 +155,11 @@ class Desk:
             return max(0, self.workload.prompt - 1)
         if dial.field in ("prompt", "context"):
             return min(dial.most, max(longest, int(getattr(self.workload, dial.field))))
-        return max(dial.most, int(getattr(self.workload, dial.field))) if dial.field == "batch" else dial.most
+        return (
+            max(dial.most, int(getattr(self.workload, dial.field)))
+            if dial.field == "batch"
+            else dial.most
+        )
 
     # --- what sets it
 
@@ -135,7 +174,8 @@ class Desk:
         if field == "batch" and workload.chunk and workload.chunk <= value - 1:
             changed["chunk"] = 0
         if field == "batch" and workload.batch == 1 and value > 1 and not workload.context:
-            changed["context"] = workload.prompt  # others are like this one unless something else is said
+            # others are like this one unless something else is said
+            changed["context"] = workload.prompt
         try:
             self.workload = replace(workload, **changed)
         except AnalysisError:
@@ -203,7 +243,13 @@ class Desk:
 
     def _detach(self) -> None:
         """What was found out about a traced engine holds for its model and device alone."""
-        self.efficiency, self.basis, self.finding, self.pool_bytes, self.roofline = None, "", "", None, None
+        self.efficiency, self.basis, self.finding, self.pool_bytes, self.roofline = (
+            None,
+            "",
+            "",
+            None,
+            None,
+        )
 
     def next_roofline(self) -> None:
         """The other way in which arithmetic and memory may add up."""
@@ -218,7 +264,8 @@ class Desk:
         self.set_by_hand = True
 
     def take(self, engine: EngineView, detail: RequestDetail | None, beside: Beside) -> bool:
-        """Take on a traced engine, and the load of one of its requests; whether enough is known of it.
+        """Take on a traced engine, and the load of one of its requests; whether enough is known of
+        it.
 
         `beside` tells its device and its fit, without measuring anything.
         """
@@ -249,7 +296,15 @@ class Desk:
         return self._as_taken is not None and self._as_taken == self._setting()
 
     def _setting(self) -> tuple[object, ...]:
-        return (self.model, self.device, self.workload, self.efficiency, self.roofline, self.counting, self.tp)
+        return (
+            self.model,
+            self.device,
+            self.workload,
+            self.efficiency,
+            self.roofline,
+            self.counting,
+            self.tp,
+        )
 
 
 def workload_of(detail: RequestDetail, engine: EngineView) -> Workload:
@@ -263,13 +318,16 @@ def workload_of(detail: RequestDetail, engine: EngineView) -> Workload:
     chunk = engine.max_batch_tokens or 0
     output = max(1, view.output_tokens)
     try:
-        return Workload(prompt, cached, output, batch, prompt + output // 2 if batch > 1 else 0, chunk)
+        return Workload(
+            prompt, cached, output, batch, prompt + output // 2 if batch > 1 else 0, chunk
+        )
     except AnalysisError:
         return Workload(prompt, cached, output, batch, prompt + output // 2 if batch > 1 else 0)
 
 
 def modelled_view(made: Budget) -> RequestView:
-    """The stages of a budget where they lie in time (ns from 0), as a row that the axes of a request can be made of."""
+    """The stages of a budget where they lie in time (ns from 0), as a row that the axes of a
+    request can be made of."""
     t = 0
     begins: dict[Stage, int] = {}
     lengths = {row.stage: round(row.ms * 1e6) for row in made.stages}
@@ -282,7 +340,13 @@ def modelled_view(made: Budget) -> RequestView:
             t += lengths[stage]
     end = max(t, begins[Stage.STREAM] + lengths[Stage.STREAM])
     rows = tuple(
-        StageView(stage, Status.ESTIMATED, begins[stage], begins[stage] + lengths[stage], lengths[stage] / 1e6)
+        StageView(
+            stage,
+            Status.ESTIMATED,
+            begins[stage],
+            begins[stage] + lengths[stage],
+            lengths[stage] / 1e6,
+        )
         for stage in Stage
     )
     return RequestView("modelled", ("modelled", 0), "modelled", Phase.DONE, 0, end, rows, (),

@@ -12,7 +12,8 @@ from tracer.tui.toolkit.words import plain
 
 
 class BudgetHead(Canvas):
-    """One row: everything that qualifies the figures below, and at the right whether they are modelled or as traced."""
+    """One row: everything that qualifies the figures below, and at the right whether they are
+    modelled or as traced."""
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, id="head")
@@ -23,7 +24,8 @@ class BudgetHead(Canvas):
         self.status_style: Style = look.warn
 
     def show(self, made: Budget, basis: str, status: str, style: Style) -> None:
-        """Draw what a budget is about; `basis`: what its shares of the device come from, if not from the device."""
+        """Draw what a budget is about; `basis`: what its shares of the device come from, if not
+        from the device."""
         self.made, self.basis, self.status, self.status_style = made, basis, status, style
         self.repaint()
 
@@ -38,10 +40,12 @@ class BudgetHead(Canvas):
         count = f" {look.glyphs.times} {made.tp}" if made.tp > 1 else ""
         host = f" host {tuned.host_ms:.2g} ms" if tuned.host_ms else ""
         parts = [
-            f"{made.model.name} {made.model.weight_dtype}", made.device.title + count,
-            f"MFU {tuned.mfu:.0%} MBU {tuned.mbu:.0%}{host}", f"{tuned.roofline.value}, {made.counting.value}",
+            f"{made.model.name} {made.model.weight_dtype}",
+            made.device.title + count,
+            f"MFU {tuned.mfu:.0%} MBU {tuned.mbu:.0%}{host}",
+            f"{tuned.roofline.value}, {made.counting.value}",
             self.basis,
-        ]  # fmt: skip
+        ]
         for index, part in enumerate(filter(None, parts)):
             text = label(plain(part, look))
             if line.used + cell_width(text) + 3 > room:

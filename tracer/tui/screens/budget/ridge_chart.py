@@ -1,4 +1,5 @@
-"""How long a step takes by how many sequences are in it: flat while the weights are read, rising past the ridge."""
+"""How long a step takes by how many sequences are in it: flat while the weights are read, rising
+past the ridge."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _LABELS = 9
 
 
 class RidgeChart(Panel):
-    """Columns of step time on a logarithmic axis of batch sizes; the present batch and the ridge are marked below."""
+    """Columns of step time on a logarithmic axis of batch sizes; the present batch and the ridge
+    are marked below."""
 
     pad = 1
 
@@ -56,23 +58,40 @@ class RidgeChart(Panel):
         cells, rows = width - _LABELS, height - 1
         if made is None or cells < 12 or rows < 2:
             return []
-        largest = max(LARGEST, 2 * made.workload.batch, math.ceil(min(made.ridge_batch, 100_000.0) * 1.5))
-        costs = Costs(made.model, made.device, made.efficiency, made.counting, made.tp, made.ignore_kv)
+        largest = max(
+            LARGEST, 2 * made.workload.batch, math.ceil(min(made.ridge_batch, 100_000.0) * 1.5)
+        )
+        costs = Costs(
+            made.model, made.device, made.efficiency, made.counting, made.tp, made.ignore_kv
+        )
         batches = [largest ** (column / (cells - 1)) for column in range(cells)]
         own, others = float(made.workload.prompt), float(self._held(made))
         times = [
-            float(costs.decode_step(own, batch, others).ms) + float(costs.host_ms(batch)) for batch in batches
+            float(costs.decode_step(own, batch, others).ms) + float(costs.host_ms(batch))
+            for batch in batches
         ]
         top = nice_top(max(times))
         drawn: list[Row] = []
         colour = look.stage(Stage.DECODE)
         here = self._column(made.workload.batch, largest, cells)
         ridge = made.ridge_batch_here
-        edge = self._column(ridge, largest, cells) if ridge is not None and 1 <= ridge <= largest else cells
+        edge = (
+            self._column(ridge, largest, cells)
+            if ridge is not None and 1 <= ridge <= largest
+            else cells
+        )
         for number, text in enumerate(plot(times, look.glyphs.rises, rows, top)):
-            scale = f"{figures.milliseconds(top)} ms" if number == 0 else "0" if number == rows - 1 else ""
+            scale = (
+                f"{figures.milliseconds(top)} ms"
+                if number == 0
+                else "0"
+                if number == rows - 1
+                else ""
+            )
             line = Line(width).put(scale.rjust(_LABELS - 1) + " ", look.dim)
-            line.put(text[:here], colour).put(text[here : here + 1], look.bold).put(text[here + 1 :], colour)
+            line.put(text[:here], colour).put(text[here : here + 1], look.bold).put(
+                text[here + 1 :], colour
+            )
             drawn.append(line.end(look.text))
         drawn.append(self._foot(width, here, edge, cells, made, largest))
         return drawn
@@ -81,7 +100,9 @@ class RidgeChart(Panel):
     def _column(batch: float, largest: int, cells: int) -> int:
         return round(math.log(max(1.0, batch)) / math.log(largest) * (cells - 1))
 
-    def _foot(self, width: int, here: int, edge: int, cells: int, made: Budget, largest: int) -> Row:
+    def _foot(
+        self, width: int, here: int, edge: int, cells: int, made: Budget, largest: int
+    ) -> Row:
         """The axis: 1, the present batch, the ridge, the largest."""
         look, glyphs = self.look, self.look.glyphs
         marks = [(0, "1", look.dim), (cells - len(str(largest)), str(largest), look.dim)]

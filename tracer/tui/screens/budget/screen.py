@@ -37,8 +37,8 @@ LOOKED_THROUGH = 50
 
 
 class BudgetScreen(FrameScreen):
-    """See the module. It starts from the traced engine and the request chosen on the Live screen, where enough is known
-    of them; what was measured then stays beside what is modelled."""
+    """See the module. It starts from the traced engine and the request chosen on the Live screen,
+    where enough is known of them; what was measured then stays beside what is modelled."""
 
     NAME = "Budget"
     AUTO_FOCUS = "#sliders"
@@ -98,7 +98,8 @@ class BudgetScreen(FrameScreen):
     # --- layout
 
     def tiles(self, size: Size) -> Mapping[Widget, Region]:
-        """Head, sliders with the figures beside them, bars; on low screens the figures in one row."""
+        """Head, sliders with the figures beside them, bars; on low screens the figures in one
+        row."""
         width, height = size
         self.sliders.with_choices(height >= CHOICES_FROM)
         head, keys = 1 if height >= 2 else 0, 1 if height >= 5 else 0
@@ -123,7 +124,9 @@ class BudgetScreen(FrameScreen):
             regions.update(column(0, y, width, [(self.sliders, sliders), (self.figures, line)]))
         self.card.titled = sliders > 6
         y += sliders + line
-        regions.update(column(0, y, width, [(self.bars, bars), (self.notes, notes), (self.key_bar, keys)]))
+        regions.update(
+            column(0, y, width, [(self.bars, bars), (self.notes, notes), (self.key_bar, keys)])
+        )
         if notes >= CHART_FROM:
             chart = min(notes, 16)
             side = width * 3 // 5 if width >= 110 else width
@@ -148,7 +151,15 @@ class BudgetScreen(FrameScreen):
         if not self._tried and not desk.set_by_hand:
             self._tried = self._take_over()
         status, style = self._status()
-        drawn = (desk.version, self.size, self.bars.scale, self.sliders.row, status, app.note, app.note_is_news)
+        drawn = (
+            desk.version,
+            self.size,
+            self.bars.scale,
+            self.sliders.row,
+            status,
+            app.note,
+            app.note_is_news,
+        )
         if drawn != self._drawn:
             self._drawn = drawn
             self._show(desk, status, style)
@@ -185,13 +196,24 @@ class BudgetScreen(FrameScreen):
     def keys(self) -> Sequence[Key]:
         """Keys of the last line."""
         arrows = "←→" if self.look.glyphs is not ASCII else "</>"
-        traced = [Key("a", "as traced", "traced", self.desk.as_traced)] if self.desk.traced is not None else []
+        traced = (
+            [Key("a", "as traced", "traced", self.desk.as_traced)]
+            if self.desk.traced is not None
+            else []
+        )
         return [
-            Key("?", "help", "app.help"), Key("Esc", "back", "leave"), Key(arrows, "move", "move(1)"),
-            Key("p", "load", "load(1)", bool(self.desk.preset)), Key("o", "model", "model(1)"),
-            Key("d", "device", "device(1)"), *traced, Key("x", f"axis {self.bars.scale.value}", "scale"),
-            Key("y", "roofline", "roofline"), Key("7", "journey", "app.tab(7)"), Key("q", "quit", "app.quit"),
-        ]  # fmt: skip
+            Key("?", "help", "app.help"),
+            Key("Esc", "back", "leave"),
+            Key(arrows, "move", "move(1)"),
+            Key("p", "load", "load(1)", bool(self.desk.preset)),
+            Key("o", "model", "model(1)"),
+            Key("d", "device", "device(1)"),
+            *traced,
+            Key("x", f"axis {self.bars.scale.value}", "scale"),
+            Key("y", "roofline", "roofline"),
+            Key("7", "journey", "app.tab(7)"),
+            Key("q", "quit", "app.quit"),
+        ]
 
     # --- the traced engine
 
@@ -214,7 +236,9 @@ class BudgetScreen(FrameScreen):
         detail = lens.detail(chosen) if chosen is not None else None
         if detail is not None and detail.view.prompt_tokens:
             return detail
-        over = (view for view in snapshot.requests if view.closed is not None and view.output_tokens > 0)
+        over = (
+            view for view in snapshot.requests if view.closed is not None and view.output_tokens > 0
+        )
         found = next(over, None)
         return lens.detail(found.id) if found is not None else None
 
@@ -278,4 +302,3 @@ class BudgetScreen(FrameScreen):
         elif self.desk.traced is None:
             self.tracer.say(self.tracer.note or "not enough is known of the traced engine")
         self.redraw()
-

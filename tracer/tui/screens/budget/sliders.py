@@ -56,7 +56,8 @@ class Sliders(Panel):
         return DIALS[place] if 0 <= place < len(DIALS) else None
 
     def with_choices(self, shown: bool) -> None:
-        """Show or hide the rows of names; the selection stays on what it is on, or goes to the first slider."""
+        """Show or hide the rows of names; the selection stays on what it is on, or goes to the
+        first slider."""
         if shown != self.choices:
             self.row = max(0, self.row + (len(CHOICES) if shown else -len(CHOICES)))
             self.choices = shown
@@ -104,7 +105,10 @@ class Sliders(Panel):
         look, desk = self.look, self.desk
         if self.size.width < LOADS_FROM:
             name = desk.preset if desk is not None else ""
-            return [Segment("p ", look.accent), Segment(name or "load", look.bold if name else look.dim)]
+            return [
+                Segment("p ", look.accent),
+                Segment(name or "load", look.bold if name else look.dim),
+            ]
         parts = [Segment("p ", look.accent)]
         for index, (name, _) in enumerate(WORKLOADS):
             on = desk is not None and desk.preset == name
@@ -116,7 +120,10 @@ class Sliders(Panel):
         if desk is None:
             return []
         rows: list[Row] = []
-        names = {"model": f"{desk.model.name} {desk.model.weight_dtype}", "device": desk.device.title}
+        names = {
+            "model": f"{desk.model.name} {desk.model.weight_dtype}",
+            "device": desk.device.title,
+        }
         for index in range(self.rows):
             at = index - (len(CHOICES) if self.choices else 0)
             chosen = index == self.row
@@ -138,7 +145,9 @@ class Sliders(Panel):
         look = self.look
         line = self._begin(width, name, chosen)
         arrows = look.accent if chosen else look.faint
-        line.put("< ", arrows).put_text(value, look.bold, min(cell_width(label(value)), max(0, line.room - 2)))
+        line.put("< ", arrows).put_text(
+            value, look.bold, min(cell_width(label(value)), max(0, line.room - 2))
+        )
         return line.put(" >", arrows).end(look.text)
 
     def _track(self, width: int) -> tuple[int, int]:
@@ -151,7 +160,9 @@ class Sliders(Panel):
         idle = dial.field == "context" and desk.workload.batch == 1
         line = self._begin(width, dial.label, chosen, dim=idle)
         value = int(getattr(desk.workload, dial.field))
-        line.put(figures.count(value).rjust(_VALUES), look.dim if idle else look.bold).put("  ", look.text)
+        line.put(figures.count(value).rjust(_VALUES), look.dim if idle else look.bold).put(
+            "  ", look.text
+        )
         cells = self._track(width)[1]
         if cells < 4:
             return line.end(look.text)
@@ -199,7 +210,8 @@ class Sliders(Panel):
             self.release_mouse()
 
     def on_click(self, event: events.Click) -> None:
-        """A name in the title row is a load; the arrows beside model and device go to another one."""
+        """A name in the title row is a load; the arrows beside model and device go to another
+        one."""
         if event.y == 0 and self.titled:
             self._click_title(event.x)
             return

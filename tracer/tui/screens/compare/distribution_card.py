@@ -1,4 +1,5 @@
-"""How one row is spread on each side: a histogram, a line for each stretch of milliseconds, both sides beside it."""
+"""How one row is spread on each side: a histogram, a line for each stretch of milliseconds, both
+sides beside it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ LABEL = 19
 
 
 class DistributionCard(Panel):
-    """Shares of the matched requests (of gaps between tokens for ITL) by length, on a logarithmic scale."""
+    """Shares of the matched requests (of gaps between tokens for ITL) by length, on a logarithmic
+    scale."""
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, id="distribution")
@@ -34,7 +36,11 @@ class DistributionCard(Panel):
         self.pair: Pair | None = None
 
     def show(
-        self, row: Row | None, traces: tuple[Trace, ...], comparison: Comparison | None, pair: Pair | None
+        self,
+        row: Row | None,
+        traces: tuple[Trace, ...],
+        comparison: Comparison | None,
+        pair: Pair | None,
     ) -> None:
         """Draw the row of a pair."""
         self.row, self.comparison, self.pair = row, comparison, pair
@@ -43,7 +49,9 @@ class DistributionCard(Panel):
         else:
             matched = comparison.late if row.late else comparison.early
             self.names = (NAMES[pair.before], NAMES[pair.after])
-            self.data = tuple(_values(traces[k], row, matched.members[k]) for k in (pair.before, pair.after))
+            self.data = tuple(
+                _values(traces[k], row, matched.members[k]) for k in (pair.before, pair.after)
+            )
         self.repaint()
 
     def title(self) -> str:
@@ -63,16 +71,21 @@ class DistributionCard(Panel):
         height -= len(rows)
         known = [(values, counts) for values, counts in self.data if len(values)]
         if not known:
-            return [*rows, Line(width).put("  nothing was measured on either side", look.dim).end(look.text)]
+            return [
+                *rows,
+                Line(width).put("  nothing was measured on either side", look.dim).end(look.text),
+            ]
         low = max(min(float(values.min()) for values, _ in known), 1e-3)
         high = max(max(float(values.max()) for values, _ in known), low * 1.02)
         lines = max(3, min(MOST_ROWS, height - 1))
         edges = np.geomspace(low, high * 1.0001, lines + 1)
         edges[0] = 0.0
         shares = [
-            np.histogram(values, edges, weights=counts)[0] / max(1e-9, float(counts.sum())) if len(values)
-            else np.zeros(lines) for values, counts in self.data
-        ]  # fmt: skip
+            np.histogram(values, edges, weights=counts)[0] / max(1e-9, float(counts.sum()))
+            if len(values)
+            else np.zeros(lines)
+            for values, counts in self.data
+        ]
         middles = self._middles()
         bar = max(1, (width - LABEL - 2 * 5 - 2) // 2)
         top = max(float(share.max()) for share in shares) or 1.0
@@ -92,7 +105,9 @@ class DistributionCard(Panel):
                 style = self._style(k)
                 text = f"{value:.0%}" if value >= 0.005 else ("<1%" if value > 0 else "")
                 line.put(text.rjust(4) + " ", look.bold if here else look.dim)
-                line.put(self._glyph(k) * cells, style).put(" " * (bar - cells), look.text).put(" ", look.text)
+                line.put(self._glyph(k) * cells, style).put(" " * (bar - cells), look.text).put(
+                    " ", look.text
+                )
             rows.append(line.end(look.text))
         return rows
 
@@ -112,13 +127,23 @@ class DistributionCard(Panel):
             said = word(change)
             style = look.bad if said == "slower" else look.good if said == "faster" else look.dim
             before = figure.values[pair.before]
-            line = Line(width).put(statistic.rjust(6), look.bold if statistic == comparison.percentile else look.dim)
-            line.put(ms(before).rjust(8), look.text).put(ms(figure.values[pair.after]).rjust(8), look.text)
-            line.put(("" if change.difference is None else signed(change.difference)).rjust(8), style)
+            line = Line(width).put(
+                statistic.rjust(6), look.bold if statistic == comparison.percentile else look.dim
+            )
+            line.put(ms(before).rjust(8), look.text).put(
+                ms(figure.values[pair.after]).rjust(8), look.text
+            )
+            line.put(
+                ("" if change.difference is None else signed(change.difference)).rjust(8), style
+            )
             line.put(percent(change).rjust(9), style)
             noise = noise_cell(change, before)
-            line.put((noise if look.glyphs is not ASCII else noise.replace("±", "~").replace("×", "x")).rjust(8),
-                     look.text).put(said.rjust(9), style)  # fmt: skip
+            line.put(
+                (
+                    noise if look.glyphs is not ASCII else noise.replace("±", "~").replace("×", "x")
+                ).rjust(8),
+                look.text,
+            ).put(said.rjust(9), style)
             rows.append(line.end(look.text))
         why = pair.change(row.key, comparison.percentile).why
         rows.append(Line(width).put_text(f"  {why}", look.dim, width).end(look.text))
@@ -150,7 +175,9 @@ def _values(trace: Trace, row: Row, members: Ints) -> tuple[Floats, Floats]:
         if not packed:
             return np.zeros(0), np.zeros(0)
         bins = np.concatenate([found for found, _, _ in packed])
-        return bin_ms(bins + 0.5), np.concatenate([counts for _, counts, _ in packed]).astype(np.float64)
+        return bin_ms(bins + 0.5), np.concatenate([counts for _, counts, _ in packed]).astype(
+            np.float64
+        )
     if row.key not in trace.samples.values:
         return np.zeros(0), np.zeros(0)
     values = trace.samples.values[row.key][members]

@@ -1,4 +1,5 @@
-"""The first lines of the Compare screen: what is compared, what each side is about, and what came out."""
+"""The first lines of the Compare screen: what is compared, what each side is about, and what came
+out."""
 
 from __future__ import annotations
 
@@ -33,8 +34,15 @@ class CompareHead(Canvas):
         self.status = ""
         self.status_style: Style = look.good
 
-    def show(self, subject: str, comparison: Comparison | None, pair: Pair | None, waiting: str, status: str,
-             style: Style) -> None:  # fmt: skip
+    def show(
+        self,
+        subject: str,
+        comparison: Comparison | None,
+        pair: Pair | None,
+        waiting: str,
+        status: str,
+        style: Style,
+    ) -> None:
         """Draw. `subject`: what is compared; `waiting`: why there is nothing yet."""
         self.subject, self.comparison, self.pair, self.waiting = subject, comparison, pair, waiting
         self.status, self.status_style = status, style
@@ -45,7 +53,12 @@ class CompareHead(Canvas):
         if self.comparison is None:
             return 2
         sides = len(self.comparison.columns) * (2 if height >= 40 or width < ONE_ROW_FROM else 1)
-        return 1 + sides + len(self._verdict(width, height)) + min(len(self._warnings()), self._room(height))
+        return (
+            1
+            + sides
+            + len(self._verdict(width, height))
+            + min(len(self._warnings()), self._room(height))
+        )
 
     def _said(self, text: str) -> str:
         """A sentence as this look can show it."""
@@ -83,11 +96,18 @@ class CompareHead(Canvas):
             rows.append(Line(width).put_text(f" {self.waiting}", look.warn, width).end(look.text))
             return rows[:height]
         for letter, context in zip(NAMES, self.comparison.columns, strict=False):
-            rows.extend(self._side(width, letter, context, self.comparison.percentile, screen >= 40))
+            rows.extend(
+                self._side(width, letter, context, self.comparison.percentile, screen >= 40)
+            )
         different = self.pair is not None and self.pair.differs
         style = look.warn if different else look.bold
-        rows.extend(Line(width).put(" ", look.text).put_text(text, style, min(width - 1, cell_width(text)))
-                    .end(look.text) for text in self._verdict(width, screen))  # fmt: skip
+        rows.extend(
+            Line(width)
+            .put(" ", look.text)
+            .put_text(text, style, min(width - 1, cell_width(text)))
+            .end(look.text)
+            for text in self._verdict(width, screen)
+        )
         warnings = self._warnings()
         shown = warnings[: self._room(screen)]
         for place, warning in enumerate(shown):
@@ -100,20 +120,31 @@ class CompareHead(Canvas):
             rows.append(line.put(more, look.dim).end(look.text))
         return rows[:height]
 
-    def _side(self, width: int, letter: str, context: Context, percentile: str, two: bool) -> list[Row]:
-        """A side with what qualifies its figures, which is never cropped away: the name gives room first, then all of
-        it goes on a row of its own."""
+    def _side(
+        self, width: int, letter: str, context: Context, percentile: str, two: bool
+    ) -> list[Row]:
+        """A side with what qualifies its figures, which is never cropped away: the name gives room
+        first, then all of it goes on a row of its own."""
         look = self.look
         dot = f" {look.glyphs.dot} "
         parts = context_parts(context, percentile)
         name = label(context.name)
         must = [*parts[:4]]
         if cell_width(name) + len(dot.join([context.kind, *must])) + 8 > width:
-            must = [parts[0], f"{context.concurrency:.1f} open", percentile, f"cache {switch(context.prefix_caching)}"]
+            must = [
+                parts[0],
+                f"{context.concurrency:.1f} open",
+                percentile,
+                f"cache {switch(context.prefix_caching)}",
+            ]
         line = Line(width).put(f" {letter} ", look.accent)
         if width < ONE_ROW_FROM:
-            line.put_text(name, look.bold, max(1, min(cell_width(name), line.room - len(context.kind) - 4)),
-                          ellipsis=look.glyphs.ellipsis).put(dot, look.faint).put(context.kind, look.text)  # fmt: skip
+            line.put_text(
+                name,
+                look.bold,
+                max(1, min(cell_width(name), line.room - len(context.kind) - 4)),
+                ellipsis=look.glyphs.ellipsis,
+            ).put(dot, look.faint).put(context.kind, look.text)
             second = Line(width).put("   ", look.text)
             text = dot.join(must)
             if len(text) > second.room:

@@ -1,7 +1,8 @@
-"""The Compare screen: stages and timers of two or three traces side by side, and what explains the difference.
+"""The Compare screen: stages and timers of two or three traces side by side, and what explains the
+difference.
 
-Noise is found by resampling, which takes longer than a frame: it is worked out in a thread, at most every few seconds
-while the trace goes on, and what is seen stays until there is something newer.
+Noise is found by resampling, which takes longer than a frame: it is worked out in a thread, at most
+every few seconds while the trace goes on, and what is seen stays until there is something newer.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class CompareScreen(FrameScreen):
         yield self.line
         yield self.key_bar
 
-    # --- what is compared ---------------------------------------------------------------------------------------------
+    # --- what is compared -------------------------------------------------------------------------
 
     def give(self, traces: Sequence[Trace], percentile: str, match: str) -> None:
         """Compare these, whatever else is shown."""
@@ -129,10 +130,15 @@ class CompareScreen(FrameScreen):
         if self._answered is not None and not self._stale and self.tracer.lens.paused:
             return
         self._stale = False
-        question = _Question(self.subjects.traces(feed.state, feed.now(), self._window), self.percentile, self.match)
+        question = _Question(
+            self.subjects.traces(feed.state, feed.now(), self._window), self.percentile, self.match
+        )
         last = self._answered
-        if last is not None and (last.percentile, last.match) == (question.percentile, question.match) \
-                and same(last.traces, question.traces):  # fmt: skip
+        if (
+            last is not None
+            and (last.percentile, last.match) == (question.percentile, question.match)
+            and same(last.traces, question.traces)
+        ):
             return
         self.working = True
         self._asked = question
@@ -141,7 +147,11 @@ class CompareScreen(FrameScreen):
     async def _answer(self, question: _Question) -> None:
         try:
             found = await asyncio.to_thread(
-                compare, question.traces, percentile=question.percentile, match=question.match, rounds=ROUNDS
+                compare,
+                question.traces,
+                percentile=question.percentile,
+                match=question.match,
+                rounds=ROUNDS,
             )
         except Exception as error:
             self.trouble = f"these cannot be compared: {error}"
@@ -153,10 +163,11 @@ class CompareScreen(FrameScreen):
         if self.is_mounted:
             self.place()
 
-    # --- layout -------------------------------------------------------------------------------------------------------
+    # --- layout -----------------------------------------------------------------------------------
 
     def tiles(self, size: Size) -> Mapping[Widget, Region]:
-        """Head, rows, and the distribution beside them where there is room, or in their place when asked for."""
+        """Head, rows, and the distribution beside them where there is room, or in their place when
+        asked for."""
         width, height = size
         keys = 1 if height >= 5 else 0
         line = 1 if self.line.shown else 0
@@ -180,7 +191,7 @@ class CompareScreen(FrameScreen):
         regions.update(column(0, below + line, width, [(self.key_bar, keys)]))
         return regions
 
-    # --- drawing ------------------------------------------------------------------------------------------------------
+    # --- drawing ----------------------------------------------------------------------------------
 
     def draw(self) -> None:
         """One frame."""
@@ -211,12 +222,22 @@ class CompareScreen(FrameScreen):
     def keys(self) -> Sequence[Key]:
         """Keys of the last line."""
         keys = [
-            Key("?", "help", "app.help"), Key("Esc", "back", "leave"),
+            Key("?", "help", "app.help"),
+            Key("Esc", "back", "leave"),
             Key("p", self.percentile, "percentile"),
-            Key("x", {"length": "like lengths", "work": "like work", "none": "not matched"}[self.match], "match"),
-            *([Key("Enter", "spread", "spread", self.spread)] if self.size.width < BESIDE_FROM else []),
-            Key("f", "file", "file"), Key("m", "mark now", "mark"),
-        ]  # fmt: skip
+            Key(
+                "x",
+                {"length": "like lengths", "work": "like work", "none": "not matched"}[self.match],
+                "match",
+            ),
+            *(
+                [Key("Enter", "spread", "spread", self.spread)]
+                if self.size.width < BESIDE_FROM
+                else []
+            ),
+            Key("f", "file", "file"),
+            Key("m", "mark now", "mark"),
+        ]
         if len(self.subjects.possible()) > 1:
             keys.append(Key("s", "other sides", "subject"))
         if self.comparison is not None and len(self.comparison.pairs) > 1:
@@ -226,7 +247,7 @@ class CompareScreen(FrameScreen):
         keys.append(Key("q", "quit", "app.quit"))
         return keys
 
-    # --- what the user does -------------------------------------------------------------------------------------------
+    # --- what the user does -----------------------------------------------------------------------
 
     def action_leave(self) -> None:
         """Put the rows back, or leave the screen."""

@@ -1,5 +1,6 @@
-"""What the Compare screen puts side by side: the two halves of the trace that is shown, what lies before and after a
-mark in it, a file that the user names beside it, or traces that were given on the command line."""
+"""What the Compare screen puts side by side: the two halves of the trace that is shown, what lies
+before and after a mark in it, a file that the user names beside it, or traces that were given on
+the command line."""
 
 from __future__ import annotations
 
@@ -57,7 +58,9 @@ class Subjects:
         if self.subject is Subject.GIVEN:
             return " against ".join(trace.context.name for trace in self.given)
         if self.subject is Subject.MARK and self.mark is not None:
-            return f"before against after the mark at {figures.instant(self.mark - state.began)}{over}"
+            return (
+                f"before against after the mark at {figures.instant(self.mark - state.began)}{over}"
+            )
         if self.subject is Subject.FILE and self.baseline is not None:
             return f"{self.baseline.context.name} against this trace{over}"
         return f"first against second half of the requests{over}"
@@ -68,7 +71,10 @@ class Subjects:
             return self.given
         since = None if window_s is None else now - round(window_s * NS_PER_S)
         if self.subject is Subject.FILE and self.baseline is not None:
-            return (self.baseline, trace_of_state("this trace", state, begin=since, known=self._readers[1]))
+            return (
+                self.baseline,
+                trace_of_state("this trace", state, begin=since, known=self._readers[1]),
+            )
         split = self.mark if self.subject is Subject.MARK else self._middle(state, since)
         at = figures.instant(max(0, (split or state.began) - state.began))
         names = (f"until {at}", f"from {at}")
@@ -81,7 +87,11 @@ class Subjects:
     @staticmethod
     def _middle(state: TraceState, since: int | None) -> int | None:
         """When the middle one of the requests was received (ns)."""
-        received = [request.order[0] for request in state.requests.order if since is None or request.order[0] >= since]
+        received = [
+            request.order[0]
+            for request in state.requests.order
+            if since is None or request.order[0] >= since
+        ]
         return received[len(received) // 2] if received else None
 
 

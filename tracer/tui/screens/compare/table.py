@@ -1,4 +1,5 @@
-"""The rows of a comparison: figures of both sides, the change with its noise, bars, and the band around zero."""
+"""The rows of a comparison: figures of both sides, the change with its noise, bars, and the band
+around zero."""
 
 from __future__ import annotations
 
@@ -83,7 +84,9 @@ class CompareTable(Panel):
         ended = " / ".join(str(count) for count in self.comparison.late.counts)
         if self.size.width < 90:
             return [Segment(f"{counts} requests", self.look.dim)]
-        match = {"length": "like lengths", "work": "like work", "none": "not matched"}[self.comparison.match]
+        match = {"length": "like lengths", "work": "like work", "none": "not matched"}[
+            self.comparison.match
+        ]
         return [Segment(f"{match}: {counts} requests, {ended} ended", self.look.dim)]
 
     def body(self, width: int, height: int) -> list[Cells]:
@@ -112,11 +115,14 @@ class CompareTable(Panel):
                 rows.append(Line(width).end(look.faint, look.glyphs.horizontal))
                 continue
             row = comparison.rows[index]
-            rows.append(self._row(width, row, index == self.selected, columns, bars, plot, reach, longest))
+            rows.append(
+                self._row(width, row, index == self.selected, columns, bars, plot, reach, longest)
+            )
         return rows + self._below(width, height - len(rows), comparison, pair)
 
     def _below(self, width: int, height: int, comparison: Comparison, pair: Pair) -> list[Cells]:
-        """Where there is room: what the changes are made of, what was matched, and how the noise was found."""
+        """Where there is room: what the changes are made of, what was matched, and how the noise
+        was found."""
         look = self.look
         lines = [f"mean {name} {parts_line(parts)}" for name, parts in (("E2E", pair.e2e_parts),
                  ("TTFT", pair.ttft_parts)) if parts]  # fmt: skip
@@ -126,7 +132,10 @@ class CompareTable(Panel):
         for text in ["", *lines]:
             text = label(text) if look.glyphs is not ASCII else Page(1, False, False).plain(text)
             pieces = textwrap.wrap(text, max(10, width - 2), break_on_hyphens=False) or [""]
-            rows += [Line(width).put(" ", look.text).put_text(piece, look.dim).end(look.text) for piece in pieces]
+            rows += [
+                Line(width).put(" ", look.text).put_text(piece, look.dim).end(look.text)
+                for piece in pieces
+            ]
         return rows if len(rows) <= height else rows[: max(0, height)] if height >= 4 else []
 
     @staticmethod
@@ -136,11 +145,19 @@ class CompareTable(Panel):
         others = [place for place, row in enumerate(comparison.rows) if row not in TIMERS]
         return [*timers, -1, *others]
 
-    def _heading(self, width: int, columns: dict[str, int], bars: int, plot: int, reach: float, pair: Pair) -> Cells:
+    def _heading(
+        self, width: int, columns: dict[str, int], bars: int, plot: int, reach: float, pair: Pair
+    ) -> Cells:
         look = self.look
         line = Line(width).put(" " * LABEL, look.dim)
-        names = {"before": NAMES[pair.before], "after": NAMES[pair.after], "signed": "change", "relative": "",
-                 "noise": "noise", "word": ""}  # fmt: skip
+        names = {
+            "before": NAMES[pair.before],
+            "after": NAMES[pair.after],
+            "signed": "change",
+            "relative": "",
+            "noise": "noise",
+            "word": "",
+        }
         for name, cells in columns.items():
             line.put(names[name].rjust(cells), look.dim)
         if bars:
@@ -152,8 +169,17 @@ class CompareTable(Panel):
             line.put(" " + scale, look.dim)
         return line.end(look.dim)
 
-    def _row(self, width: int, row: Row, selected: bool, columns: dict[str, int], bars: int, plot: int, reach: float,
-             longest: float) -> Cells:  # fmt: skip
+    def _row(
+        self,
+        width: int,
+        row: Row,
+        selected: bool,
+        columns: dict[str, int],
+        bars: int,
+        plot: int,
+        reach: float,
+        longest: float,
+    ) -> Cells:
         look, pair, comparison = self.look, self.pair, self.comparison
         assert pair is not None
         assert comparison is not None
@@ -164,7 +190,10 @@ class CompareTable(Panel):
         line = Line(width).put(look.glyphs.select if selected else " ", mark)
         if row.stage is not None:
             line.put(f"{int(row.stage):2d} ", look.on(look.dim, back))
-            line.put(row.label.ljust(LABEL - 4), look.on(look.stage(row.stage, bold=selected), back, reverse=selected))
+            line.put(
+                row.label.ljust(LABEL - 4),
+                look.on(look.stage(row.stage, bold=selected), back, reverse=selected),
+            )
         else:
             named = look.bold if row in TIMERS else look.dim
             line.put(row.label.ljust(LABEL - 1), look.on(named, back, reverse=selected))
@@ -178,8 +207,15 @@ class CompareTable(Panel):
         }  # fmt: skip
         plain = look.on(look.text, back)
         for name, cells in columns.items():
-            text = texts[name] if look.glyphs is not ASCII else texts[name].replace("±", "~").replace("×", "x")
-            line.put(text.rjust(cells), look.on(style, back) if name in ("word", "signed", "relative") else plain)
+            text = (
+                texts[name]
+                if look.glyphs is not ASCII
+                else texts[name].replace("±", "~").replace("×", "x")
+            )
+            line.put(
+                text.rjust(cells),
+                look.on(style, back) if name in ("word", "signed", "relative") else plain,
+            )
         if bars:
             line.put(" ", plain)
             self._bars(line, row, bars, longest, back, pair)
@@ -192,8 +228,11 @@ class CompareTable(Panel):
         look = self.look
         return look.bad if "slower" in said else look.good if "faster" in said else look.dim
 
-    def _bars(self, line: Line, row: Row, cells: int, longest: float, back: str, pair: Pair) -> None:
-        """Both bars in one row: the first side in the upper half of each cell, the other one in the lower half."""
+    def _bars(
+        self, line: Line, row: Row, cells: int, longest: float, back: str, pair: Pair
+    ) -> None:
+        """Both bars in one row: the first side in the upper half of each cell, the other one in the
+        lower half."""
         look = self.look
         colour = look.stage_colours[row.stage] if row.stage is not None else look.palette.dim
         one, two = (
@@ -202,7 +241,9 @@ class CompareTable(Panel):
         )
         both = min(one, two)
         line.put("█" * both, look.style(colour, back))
-        line.put("▀" * (one - both), look.style(colour, back)).put("▄" * (two - both), look.style(colour, back))
+        line.put("▀" * (one - both), look.style(colour, back)).put(
+            "▄" * (two - both), look.style(colour, back)
+        )
         line.put(" " * (cells - max(one, two)), look.style("", back))
 
     def _figure(self, row: Row, k: int) -> float | None:
@@ -244,10 +285,22 @@ class CompareTable(Panel):
 
 def _columns(width: int) -> dict[str, int]:
     """The columns that fit, with their cells; figures and the word stay longest."""
-    cells = {"before": FIGURE, "after": FIGURE, "signed": SIGNED, "relative": RELATIVE, "noise": NOISE, "word": WORD}
+    cells = {
+        "before": FIGURE,
+        "after": FIGURE,
+        "signed": SIGNED,
+        "relative": RELATIVE,
+        "noise": NOISE,
+        "word": WORD,
+    }
     figures = ("before", "after")
-    for names in ((*figures, "signed", "relative", "noise", "word"), (*figures, "signed", "relative", "word"),
-                  (*figures, "relative", "word"), (*figures, "word"), (*figures, "relative")):  # fmt: skip
+    for names in (
+        (*figures, "signed", "relative", "noise", "word"),
+        (*figures, "signed", "relative", "word"),
+        (*figures, "relative", "word"),
+        (*figures, "word"),
+        (*figures, "relative"),
+    ):
         if LABEL + sum(cells[name] for name in names) <= width:
             return {name: cells[name] for name in names}
     return {name: cells[name] for name in figures}

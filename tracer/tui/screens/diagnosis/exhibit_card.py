@@ -32,7 +32,8 @@ class ExhibitCard(ScrollCard):
         self.present = ""
 
     def show(self, finding: Finding | None, began: int, present: str) -> None:
-        """Draw the evidence of a finding; times are counted from `began` (ns), `present` is a word for the last."""
+        """Draw the evidence of a finding; times are counted from `began` (ns), `present` is a word
+        for the last."""
         if finding is None or self.finding is None or finding.rule != self.finding.rule:
             self.top = 0
         self.finding, self.began, self.present = finding, began, present
@@ -56,7 +57,9 @@ class ExhibitCard(ScrollCard):
         exhibits = self.finding.evidence
         if not exhibits:
             text = "read off, not measured: there is no series to show"
-            return [Line(width).put_text(text, look.dim, ellipsis=look.glyphs.ellipsis).end(look.text)]
+            return [
+                Line(width).put_text(text, look.dim, ellipsis=look.glyphs.ellipsis).end(look.text)
+            ]
         _, height = self.inner
         charts = max(1, sum(map(_is_chart, exhibits)))
         each = max(1, min(CHART, (height - 2 * len(exhibits)) // charts))
@@ -83,17 +86,32 @@ class ExhibitCard(ScrollCard):
         rows: list[Row] = [line.end(look.text)]
         if exhibit.unit == "id":
             text = "  " + " ".join(f"{value:.0f}" for value in values)
-            return [*rows, Line(width).put_text(text, look.special, ellipsis=look.glyphs.ellipsis).end(look.text)]
+            return [
+                *rows,
+                Line(width)
+                .put_text(text, look.special, ellipsis=look.glyphs.ellipsis)
+                .end(look.text),
+            ]
         if not _is_chart(exhibit):
             return rows
         labels = LABELS if width >= 40 else 0
         columns = self._columns(exhibit, max(1, width - labels))
         top = max(max(values), 1e-9)
-        style = look.accent if self.finding is None or self.finding.stage is None else look.stage(self.finding.stage)
+        style = (
+            look.accent
+            if self.finding is None or self.finding.stage is None
+            else look.stage(self.finding.stage)
+        )
         for number, text in enumerate(plot(columns, look.glyphs.rises, height, top)):
             line = Line(width)
             if labels:
-                scale = _figure(top) if number == 0 else "0" if number == height - 1 and height > 1 else ""
+                scale = (
+                    _figure(top)
+                    if number == 0
+                    else "0"
+                    if number == height - 1 and height > 1
+                    else ""
+                )
                 line.put(scale.rjust(labels - 1) + " ", look.dim)
             rows.append(line.put(text, style).end(look.text))
         rows.append(self._axis(exhibit, width, labels))
@@ -104,7 +122,8 @@ class ExhibitCard(ScrollCard):
         return exhibit.points[0][0] >= self.began > 0
 
     def _extent(self, exhibit: Exhibit) -> tuple[int, int]:
-        """First and last place of its axis; charts over time share theirs: they are read below each other."""
+        """First and last place of its axis; charts over time share theirs: they are read below each
+        other."""
         if not self._over_time(exhibit) or self.finding is None:
             return exhibit.points[0][0], exhibit.points[-1][0]
         others = [one for one in self.finding.evidence if _is_chart(one) and self._over_time(one)]
@@ -114,7 +133,11 @@ class ExhibitCard(ScrollCard):
         """The largest value of each stretch of the axis; None where there is none."""
         points = exhibit.points
         first, last = self._extent(exhibit)
-        if not self._over_time(exhibit) or last <= first or any(not first <= at <= last for at, _ in points):
+        if (
+            not self._over_time(exhibit)
+            or last <= first
+            or any(not first <= at <= last for at, _ in points)
+        ):
             columns = bucketed([value for _, value in points], cells)
             return [columns[at * len(columns) // cells] for at in range(cells)]
         out: list[float | None] = [None] * cells
@@ -124,7 +147,8 @@ class ExhibitCard(ScrollCard):
         return out
 
     def _axis(self, exhibit: Exhibit, width: int, labels: int) -> Row:
-        """First and last place under a chart: instants, unless the exhibit says what else stands there."""
+        """First and last place under a chart: instants, unless the exhibit says what else stands
+        there."""
         look = self.look
         first, last = self._extent(exhibit)
         if self._over_time(exhibit):

@@ -1,4 +1,5 @@
-"""One finding in words: what it says, what to check first, what follows from it, by which thresholds it was made."""
+"""One finding in words: what it says, what to check first, what follows from it, by which
+thresholds it was made."""
 
 from __future__ import annotations
 
@@ -38,7 +39,11 @@ class FindingCard(ScrollCard):
         return "what was found" if self.finding is None else self.finding.rule
 
     def note(self) -> list[Segment]:
-        return [Segment(f"{self.finding.confidence:.0%} sure", self.look.dim)] if self.finding is not None else []
+        return (
+            [Segment(f"{self.finding.confidence:.0%} sure", self.look.dim)]
+            if self.finding is not None
+            else []
+        )
 
     def rows(self, width: int) -> list[Row]:
         look, finding = self.look, self.finding
@@ -56,7 +61,9 @@ class FindingCard(ScrollCard):
 
         for number, (name, row) in enumerate(thresholds_of(finding.rule).items()):
             text = f"{name} {row.value:g} {row.unit}: {row.why}"
-            rows += paragraph(look, width, "limits" if number == 0 else "", text, look.dim, indent=True)
+            rows += paragraph(
+                look, width, "limits" if number == 0 else "", text, look.dim, indent=True
+            )
         return rows
 
 
@@ -96,8 +103,8 @@ class OpenCard(ScrollCard):
 def paragraph(
     look: Look, width: int, label: str, text: str, style: Style, *, indent: bool = False
 ) -> list[Row]:
-    """Text on as many rows as it takes, behind a word that stands in a column of its own; without one over the whole
-    width, unless `indent`."""
+    """Text on as many rows as it takes, behind a word that stands in a column of its own; without
+    one over the whole width, unless `indent`."""
     left = LABEL + 1 if (label or indent) and width >= 3 * LABEL else 0
     rows: list[Row] = []
     for number, segments in enumerate(wrap(text, max(1, width - left), style, look.special)):

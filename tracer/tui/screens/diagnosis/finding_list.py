@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 RULE, PLACE, LOST, BAR, SURE, SPELL, COUNT = 25, 14, 12, 12, 6, 17, 9
 """Cells of the columns."""
 OVER_NS = 5 * NS_PER_S
-"""A finding whose last sign lies so far back is over: rules look at steps, and the last step is not now."""
+"""A finding whose last sign lies so far back is over: rules look at steps, and the last step is not
+now."""
 
 
 class FindingList(Panel):
@@ -49,7 +50,12 @@ class FindingList(Panel):
     def show(self, watch: Watch, hint: str = "") -> None:
         """Draw what a watch has found; `hint` stands where there is nothing."""
         self.findings, self.going_on = watch.findings, watch.going_on
-        self.began, self.until, self.hint, self.present = watch.began, watch.until, hint, watch.present
+        self.began, self.until, self.hint, self.present = (
+            watch.began,
+            watch.until,
+            hint,
+            watch.present,
+        )
         self.repaint()
 
     @property
@@ -105,7 +111,11 @@ class FindingList(Panel):
     def body(self, width: int, height: int) -> list[Row]:
         look = self.look
         if not self.findings:
-            return [Line(width).put_text(f"  {self.hint}", look.dim, ellipsis=look.glyphs.ellipsis).end(look.text)]
+            return [
+                Line(width)
+                .put_text(f"  {self.hint}", look.dim, ellipsis=look.glyphs.ellipsis)
+                .end(look.text)
+            ]
         columns = _columns(width)
         rows: list[Row] = [self._heading(width, columns)]
         top = self._top(height)
@@ -119,13 +129,17 @@ class FindingList(Panel):
         line = Line(width).put("    ", dim).put("finding".ljust(columns["rule"]), dim)
         line.put("stage".ljust(columns["place"]), dim).put("time lost".rjust(columns["lost"]), dim)
         line.put(" " * columns["bar"], dim).put("sure".rjust(columns["sure"]), dim)
-        line.put("   " + "from   until".ljust(columns["spell"] - 3) if columns["spell"] else "", dim)
+        line.put(
+            "   " + "from   until".ljust(columns["spell"] - 3) if columns["spell"] else "", dim
+        )
         line.put("requests".rjust(columns["count"]) if columns["count"] else "", dim)
         if line.room > 14:
             line.put("   because of", dim)
         return line.end(dim)
 
-    def _row(self, width: int, columns: dict[str, int], finding: Finding, selected: bool, most: float) -> Row:
+    def _row(
+        self, width: int, columns: dict[str, int], finding: Finding, selected: bool, most: float
+    ) -> Row:
         look, glyphs = self.look, self.look.glyphs
         over = self.is_over(finding)
         back = look.palette.selected if selected else None
@@ -138,24 +152,44 @@ class FindingList(Panel):
         stage = look.dim if finding.stage is None else look.stage(finding.stage, bold=True)
         line = Line(width).put(glyphs.select if selected else " ", on(look.accent))
         line.put(f"{glyphs.ring if over else glyphs.bullet} ".ljust(3), on(mark))
-        line.put_text(finding.rule, on(plain if over else look.bold), columns["rule"] - 1, ellipsis=glyphs.ellipsis)
-        line.put(" ", on(plain)).put_text(place_of(finding), on(stage), columns["place"], ellipsis=glyphs.ellipsis)
-        line.put((f"{figures.count(finding.lost_ms)} ms" if finding.lost_ms else "-").rjust(columns["lost"]), on(plain))
+        line.put_text(
+            finding.rule,
+            on(plain if over else look.bold),
+            columns["rule"] - 1,
+            ellipsis=glyphs.ellipsis,
+        )
+        line.put(" ", on(plain)).put_text(
+            place_of(finding), on(stage), columns["place"], ellipsis=glyphs.ellipsis
+        )
+        line.put(
+            (f"{figures.count(finding.lost_ms)} ms" if finding.lost_ms else "-").rjust(
+                columns["lost"]
+            ),
+            on(plain),
+        )
         if columns["bar"]:
             cells = columns["bar"] - 2
-            filled = max(1, round(cells * finding.lost_ms / most)) if most > 0 and finding.lost_ms else 0
+            filled = (
+                max(1, round(cells * finding.lost_ms / most)) if most > 0 and finding.lost_ms else 0
+            )
             line.put("  ", on(plain)).put(look.fill(finding.stage) * filled if finding.stage else
                                           glyphs.track * filled, on(stage))  # fmt: skip
             line.put(" " * (cells - filled), on(plain))
         line.put(f"{finding.confidence:.0%}".rjust(columns["sure"]), on(plain))
         if columns["spell"]:
-            end = figures.instant(finding.end - self.began) if over and finding.end is not None else self.present
+            end = (
+                figures.instant(finding.end - self.began)
+                if over and finding.end is not None
+                else self.present
+            )
             text = f"   {figures.instant(finding.start - self.began):>5} {glyphs.arrow} {end}"
             line.put(text.ljust(columns["spell"])[: columns["spell"]], on(plain))
         if columns["count"]:
             line.put(figures.count(finding.affected_total).rjust(columns["count"]), on(plain))
         if finding.culprit and line.room > 6:
-            line.put("   ", on(plain)).put_text(finding.culprit, on(look.warn), ellipsis=glyphs.ellipsis)
+            line.put("   ", on(plain)).put_text(
+                finding.culprit, on(look.warn), ellipsis=glyphs.ellipsis
+            )
         return line.end(on(plain))
 
     def on_click(self, event: events.Click) -> None:
@@ -168,8 +202,17 @@ class FindingList(Panel):
 
 
 def _columns(width: int) -> dict[str, int]:
-    """Cells of each column; the bar, the number of requests and the spell leave a narrow list in this order."""
-    sizes = {"rule": RULE, "place": PLACE, "lost": LOST, "bar": BAR, "sure": SURE, "spell": SPELL, "count": COUNT}
+    """Cells of each column; the bar, the number of requests and the spell leave a narrow list in
+    this order."""
+    sizes = {
+        "rule": RULE,
+        "place": PLACE,
+        "lost": LOST,
+        "bar": BAR,
+        "sure": SURE,
+        "spell": SPELL,
+        "count": COUNT,
+    }
     for name in ("bar", "count", "spell", "sure"):
         if 4 + sum(sizes.values()) > width:
             sizes[name] = 0

@@ -1,4 +1,5 @@
-"""The Diagnosis screen: what is wrong, in which stage, how that shows, whom it touches, and what to check first."""
+"""The Diagnosis screen: what is wrong, in which stage, how that shows, whom it touches, and what to
+check first."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from tracer.analysis.diagnosis import Finding
 
 CARDS_EVERY = 5
-"""Frames between updates of the cards while nothing new was found: only a request's figures can have changed."""
+"""Frames between updates of the cards while nothing new was found: only a request's figures can
+have changed."""
 
 
 class DiagnosisScreen(CardScreen):
@@ -115,7 +117,9 @@ class DiagnosisScreen(CardScreen):
         touched = min(len(self.touched.ids) + 2, max(4, height // 3, height - shown))
         shown = min(shown, height - touched)
         regions = column(0, top, left, [(self.finding, said), (self.open, height - said)])
-        regions.update(column(left, top, right, [(self.evidence, shown), (self.touched, height - shown)]))
+        regions.update(
+            column(left, top, right, [(self.evidence, shown), (self.touched, height - shown)])
+        )
         return regions
 
     def _edge(self, edge: bool, titled: bool = True) -> None:
@@ -139,7 +143,9 @@ class DiagnosisScreen(CardScreen):
         watch = app.diagnosis
         snapshot = app.lens.snapshot(Query(limit=0))
         status, status_style = app.status_of(snapshot)
-        wrong = bool(watch.findings[: watch.going_on]) or any(entry.symptom for entry in watch.cannot_tell)
+        wrong = bool(watch.findings[: watch.going_on]) or any(
+            entry.symptom for entry in watch.cannot_tell
+        )
         style = look.bad if wrong else look.good if watch.version else look.dim
         self.verdict.show(watch.verdict, style, watch.scope, status, status_style)
         self.list.show(watch, "nothing is wrong" if watch.version else watch.verdict)
@@ -149,8 +155,14 @@ class DiagnosisScreen(CardScreen):
             self._cards()
         self.tabs.show(self.card, self.cards[self.card].note())
         self.key_bar.show(self.keys(), app.note, news=app.note_is_news)
-        heights = (self.verdict.wanted(self.size.width), self.list.wanted(), wanted(self.list.current),
-                   len(self.touched.ids), self.finding.finding, len(self.open.entries))  # fmt: skip
+        heights = (
+            self.verdict.wanted(self.size.width),
+            self.list.wanted(),
+            wanted(self.list.current),
+            len(self.touched.ids),
+            self.finding.finding,
+            len(self.open.entries),
+        )
         if self.banner.show(app.notices(snapshot)) or heights != self._heights:
             self._heights = heights
             self.place()
@@ -183,9 +195,11 @@ class DiagnosisScreen(CardScreen):
         if not self.all_cards(self.size):
             keys.append(Key("c", "card", "card(1)"))
         keys += [
-            Key("Tab", "focus", "app.focus_next"), Key("m", "maximise", "maximise", self.maximised_panel is not None),
-            Key("Space", "pause", "app.pause", self.tracer.lens.paused), Key("q", "quit", "app.quit"),
-        ]  # fmt: skip
+            Key("Tab", "focus", "app.focus_next"),
+            Key("m", "maximise", "maximise", self.maximised_panel is not None),
+            Key("Space", "pause", "app.pause", self.tracer.lens.paused),
+            Key("q", "quit", "app.quit"),
+        ]
         return keys
 
     # --- what the user does
@@ -218,14 +232,22 @@ class DiagnosisScreen(CardScreen):
         self.action_open()
 
     def action_open(self) -> None:
-        """Go to the time at which it began, where there is one to go to, and open the request: the selected one of
-        those touched, else the one that caused it, else the first."""
+        """Go to the time at which it began, where there is one to go to, and open the request: the
+        selected one of those touched, else the one that caused it, else the first."""
         finding = self.list.current
         if finding is None:
             return
-        names = [self.touched.current] if self.focused is self.touched else [finding.culprit, *finding.affected]
-        self.run_worker(self._go(finding, [name for name in names if name]), name="open", exclusive=True,
-                        exit_on_error=False)  # fmt: skip
+        names = (
+            [self.touched.current]
+            if self.focused is self.touched
+            else [finding.culprit, *finding.affected]
+        )
+        self.run_worker(
+            self._go(finding, [name for name in names if name]),
+            name="open",
+            exclusive=True,
+            exit_on_error=False,
+        )
 
     async def _go(self, finding: Finding, names: Sequence[str]) -> None:
         app = self.tracer
@@ -238,7 +260,11 @@ class DiagnosisScreen(CardScreen):
         elif moved:
             app.action_tab(1)
         else:
-            app.say("none of its requests is kept any more" if names else "it touches no request by name")
+            app.say(
+                "none of its requests is kept any more"
+                if names
+                else "it touches no request by name"
+            )
 
     def action_export(self) -> None:
         """Write the evidence of the selected finding as a small recording."""

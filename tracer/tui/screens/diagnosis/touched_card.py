@@ -44,7 +44,8 @@ class TouchedCard(Panel):
         self._views: dict[str, RequestView | None] = {}
 
     def show(self, finding: Finding | None, ask: Ask) -> None:
-        """Draw the requests of a finding; `ask` tells what is known of one. Only those in sight are asked for."""
+        """Draw the requests of a finding; `ask` tells what is known of one. Only those in sight are
+        asked for."""
         culprit = finding.culprit if finding is not None else None
         ids = finding.affected if finding is not None else ()
         if culprit is not None:
@@ -109,20 +110,27 @@ class TouchedCard(Panel):
         view = self._views.get(name)
         style = look.warn if name == self.culprit else look.text
         line = Line(width).put(look.glyphs.select if selected else " ", on(look.accent))
-        line.put_text(short_id(name, ID, look.glyphs.ellipsis), on(style), ID).put(" ", on(look.text))
+        line.put_text(short_id(name, ID, look.glyphs.ellipsis), on(style), ID).put(
+            " ", on(look.text)
+        )
         if view is None:
             line.put("not kept, or not there yet", on(look.dim))
             return line.end(on(look.text))
         values = {
-            "prompt": figures.count(view.prompt_tokens), "out": figures.count(view.output_tokens),
-            "queue": figures.milliseconds(view.queue_ms), "TTFT": figures.milliseconds(view.ttft_ms),
-            "TPOT": figures.milliseconds(view.tpot_ms), "E2E": figures.milliseconds(view.e2e_ms),
-        }  # fmt: skip
+            "prompt": figures.count(view.prompt_tokens),
+            "out": figures.count(view.output_tokens),
+            "queue": figures.milliseconds(view.queue_ms),
+            "TTFT": figures.milliseconds(view.ttft_ms),
+            "TPOT": figures.milliseconds(view.tpot_ms),
+            "E2E": figures.milliseconds(view.e2e_ms),
+        }
         for column, cells in columns:
             line.put(values[column].rjust(cells), on(look.text))
         if line.room > PHASE:
             phase, phase_style = phase_text(view, look)
-            line.put("  ", on(look.text)).put_text(phase, on(phase_style), ellipsis=look.glyphs.ellipsis)
+            line.put("  ", on(look.text)).put_text(
+                phase, on(phase_style), ellipsis=look.glyphs.ellipsis
+            )
         return line.end(on(look.text))
 
     def on_click(self, event: events.Click) -> None:

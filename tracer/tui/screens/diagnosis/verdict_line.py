@@ -23,7 +23,9 @@ class VerdictLine(Canvas):
         self.style: Style = look.text
         self.status_style: Style = look.good
 
-    def show(self, verdict: str, style: Style, scope: str, status: str, status_style: Style) -> None:
+    def show(
+        self, verdict: str, style: Style, scope: str, status: str, status_style: Style
+    ) -> None:
         """Draw a verdict in its style, what it is about, and the status of the stream."""
         self.verdict, self.style, self.scope = verdict, style, scope
         self.status, self.status_style = status, status_style
@@ -51,7 +53,9 @@ class VerdictLine(Canvas):
             if last:
                 line.put(look.glyphs.ellipsis, self.style)
             if number == 0 and status and line.used + cell_width(status) < width:
-                line.fill_to(width - cell_width(status) - 1, look.text).put_text(status, self.status_style)
+                line.fill_to(width - cell_width(status) - 1, look.text).put_text(
+                    status, self.status_style
+                )
             rows.append(line.end(look.text))
         if height > 1:
             line = Line(width).put_text(f"   {self.scope}", look.dim, ellipsis=look.glyphs.ellipsis)

@@ -1,4 +1,5 @@
-"""The request that the Journey tells of: a traced one, or the one on the desk, folded from events like any other."""
+"""The request that the Journey tells of: a traced one, or the one on the desk, folded from events
+like any other."""
 
 from __future__ import annotations
 
@@ -19,18 +20,25 @@ from tracer.state.view import EngineView, RequestDetail
 from tracer.tui.screens.request.shapes import Shape, shapes_of
 
 _COMES_FROM = {
-    Stage.TEMPLATE: Stage.RECEIVE, Stage.TOKENISE: Stage.TEMPLATE, Stage.ADMISSION: Stage.TOKENISE,
-    Stage.KV_ALLOC: Stage.TOKENISE, Stage.EMBED: Stage.TOKENISE, Stage.PREFILL: Stage.EMBED,
-    Stage.LM_HEAD: Stage.EMBED, Stage.SAMPLE: Stage.LM_HEAD, Stage.STREAM: Stage.SAMPLE, Stage.DECODE: Stage.SAMPLE,
+    Stage.TEMPLATE: Stage.RECEIVE,
+    Stage.TOKENISE: Stage.TEMPLATE,
+    Stage.ADMISSION: Stage.TOKENISE,
+    Stage.KV_ALLOC: Stage.TOKENISE,
+    Stage.EMBED: Stage.TOKENISE,
+    Stage.PREFILL: Stage.EMBED,
+    Stage.LM_HEAD: Stage.EMBED,
+    Stage.SAMPLE: Stage.LM_HEAD,
+    Stage.STREAM: Stage.SAMPLE,
+    Stage.DECODE: Stage.SAMPLE,
     Stage.TEARDOWN: Stage.KV_ALLOC,
-}  # fmt: skip
+}
 """Which stage made what a stage works on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tale:
-    """A request and what is known around it. `model` and `device` as far as the engine told them; `expected` ms by
-    stage; `about` says in a few words whether it was measured."""
+    """A request and what is known around it. `model` and `device` as far as the engine told them;
+    `expected` ms by stage; `about` says in a few words whether it was measured."""
 
     detail: RequestDetail
     engine: EngineView | None
@@ -51,7 +59,8 @@ class Tale:
         return self.out(source) if source is not None else []
 
     def reads(self) -> tuple[Read, Read] | None:
-        """What token 1 and token 2 cost; None while the size of the model or of the prompt is not known."""
+        """What token 1 and token 2 cost; None while the size of the model or of the prompt is not
+        known."""
         view = self.detail.view
         if self.model is None or not view.prompt_tokens:
             return None
@@ -77,8 +86,16 @@ def traced(detail: RequestDetail, engine: EngineView | None, beside: Beside) -> 
         except AnalysisError:
             model = None
     live = detail.view.closed is None
-    return Tale(detail, engine, model, device, beside.stages(engine, detail), text, "live" if live else "measured",
-                modelled=False)  # fmt: skip
+    return Tale(
+        detail,
+        engine,
+        model,
+        device,
+        beside.stages(engine, detail),
+        text,
+        "live" if live else "measured",
+        modelled=False,
+    )
 
 
 def modelled(made: Budget) -> Tale:

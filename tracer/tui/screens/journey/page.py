@@ -52,7 +52,9 @@ class JourneyPage(Canvas):
         inner = max(1, min(WIDEST, width - 4))
         left = (width - inner) // 2
         if tale is None:
-            rows = [self._text(inner, line, look.warn) for line in paragraph(self.trouble, inner, look)]
+            rows = [
+                self._text(inner, line, look.warn) for line in paragraph(self.trouble, inner, look)
+            ]
         else:
             roomy = height >= 30
             rows = [self._head(inner, tale), blank(inner, look.text), *self._track(inner)]
@@ -82,7 +84,10 @@ class JourneyPage(Canvas):
             model = label(tale.engine.model.rstrip("/").rsplit("/", 1)[-1])
             where = tale.device.title if tale.device is not None else tale.engine.device
             parts.append(f"{model} on {label(plain(where, look))}")
-        tokens = f"{figures.count(view.prompt_tokens)} {look.glyphs.arrow} {figures.count(view.output_tokens)}"
+        tokens = (
+            f"{figures.count(view.prompt_tokens)} {look.glyphs.arrow} "
+            f"{figures.count(view.output_tokens)}"
+        )
         parts.append(f"{tokens} tokens")
         for text in parts:
             if line.used + cell_width(text) + 3 > width - cell_width(right) - 1:
@@ -104,10 +109,16 @@ class JourneyPage(Canvas):
             cells = max(1, end - begin - 1)
             here, passed = known.stage == self.page, known.stage < self.page
             style = look.stage(known.stage, bold=here) if here or passed else look.faint
-            marks.put((look.fill(known.stage) if here else glyphs.line if passed else glyphs.track) * cells, style)
+            marks.put(
+                (look.fill(known.stage) if here else glyphs.line if passed else glyphs.track)
+                * cells,
+                style,
+            )
             marks.fill_to(end, look.text)
             text = str(int(known.stage))
-            names.fill_to(begin, look.text).put(text.center(cells)[:cells], look.bold if here else look.faint)
+            names.fill_to(begin, look.text).put(
+                text.center(cells)[:cells], look.bold if here else look.faint
+            )
         return [marks.end(look.text), names.end(look.text)]
 
     def _page_between(self, width: int, tale: Tale) -> list[Row]:
@@ -117,7 +128,10 @@ class JourneyPage(Canvas):
         title = "one request" if first else "token 1 against token 2"
         rows: list[Row] = [*self._large(width, tale), blank(width, look.text)] if first else []
         rows += [Line(width).put(title, look.accent).end(look.text), blank(width, look.text)]
-        rows += [self._text(width, line, look.text) for line in paragraph(BEFORE if first else AFTER, width, look)]
+        rows += [
+            self._text(width, line, look.text)
+            for line in paragraph(BEFORE if first else AFTER, width, look)
+        ]
         return rows if first else [*rows, blank(width, look.text), *self._economics(width, tale)]
 
     def _stage(self, width: int, tale: Tale, stage: Stage, height: int, roomy: bool) -> list[Row]:
@@ -133,7 +147,9 @@ class JourneyPage(Canvas):
             line.put_text(f"   {row.status}" + (f": {row.reason}" if row.reason else ""), look.warn)
         rows.append(line.end(look.text))
         rows += gap if roomy else []
-        rows += [self._text(width, text, look.text) for text in paragraph(TOLD[stage], width, look)] + gap
+        rows += [
+            self._text(width, text, look.text) for text in paragraph(TOLD[stage], width, look)
+        ] + gap
         facts = self._facts(width, tale, stage)
         if stage in (Stage.PREFILL, Stage.DECODE):
             table = self._economics(width, tale)
@@ -162,14 +178,25 @@ class JourneyPage(Canvas):
         beside = [("ms", look.bold)]
         if row.begin is not None:
             until = row.end if row.end is not None else self.now
-            begin, end = (figures.milliseconds((t - view.received) / 1e6) for t in (row.begin, until))
+            begin, end = (
+                figures.milliseconds((t - view.received) / 1e6) for t in (row.begin, until)
+            )
             beside.append((f"on the clock {begin} {look.glyphs.arrow} {end} ms", look.text))
         total = view.e2e_ms if view.e2e_ms is not None else (self.now - view.received) / 1e6
         if row.ms is not None and total > 0:
-            beside.append((f"{figures.percent(row.ms / total)} % of {figures.milliseconds(total)} ms", look.dim))
-        return self._digits(width, figures.milliseconds(row.ms), look.stage(stage, bold=True), beside)
+            beside.append(
+                (
+                    f"{figures.percent(row.ms / total)} % of {figures.milliseconds(total)} ms",
+                    look.dim,
+                )
+            )
+        return self._digits(
+            width, figures.milliseconds(row.ms), look.stage(stage, bold=True), beside
+        )
 
-    def _digits(self, width: int, told: str, colour: Style, beside: list[tuple[str, Style]]) -> list[Row]:
+    def _digits(
+        self, width: int, told: str, colour: Style, beside: list[tuple[str, Style]]
+    ) -> list[Row]:
         """A large figure with up to three lines beside it."""
         look = self.look
         digits = large(told) if look.glyphs is not ASCII else ["", told, ""]
@@ -190,7 +217,11 @@ class JourneyPage(Canvas):
 
         def fact(name: str, text: str, style: Style = look.text) -> None:
             line = Line(width).put(name.ljust(_NAMES), look.dim)
-            rows.append(line.put_text(plain(text, look), style, ellipsis=look.glyphs.ellipsis).end(look.text))
+            rows.append(
+                line.put_text(plain(text, look), style, ellipsis=look.glyphs.ellipsis).end(
+                    look.text
+                )
+            )
 
         if shapes := tale.into(stage):
             fact("goes in", _shapes(shapes))
@@ -203,7 +234,10 @@ class JourneyPage(Canvas):
             text = f"{figures.milliseconds(should)} ms, from {tale.expected_from}"
             fact("expected", text)
         if row.parts:
-            fact("of which", "   ".join(f"{name} {figures.milliseconds(ms)}" for name, ms in row.parts))
+            fact(
+                "of which",
+                "   ".join(f"{name} {figures.milliseconds(ms)}" for name, ms in row.parts),
+            )
         return rows
 
     def _economics(self, width: int, tale: Tale, *, brief: bool = False) -> list[Row]:
@@ -216,16 +250,28 @@ class JourneyPage(Canvas):
             Stage.EMBED, Stage.PREFILL, Stage.LM_HEAD, Stage.SAMPLE))  # fmt: skip
         table = [
             ("", "token 1", f"token 2{f', batch {two.sharers}' if two.sharers > 1 else ''}"),
-            ("tokens in the pass", figures.count(one.tokens), "1" if two.sharers == 1 else f"1 of {two.sharers}"),
+            (
+                "tokens in the pass",
+                figures.count(one.tokens),
+                "1" if two.sharers == 1 else f"1 of {two.sharers}",
+            ),
             ("reads", _gb(one.weight_bytes + one.kv_bytes), _gb(two.weight_bytes + two.kv_bytes)),
             ("computes", _flop(one.flops), _flop(two.flops)),
             ("FLOPs a byte", figures.count(one.intensity), figures.count(two.intensity)),
         ]
         if tale.device is not None and tale.model is not None:
             dtype = tale.model.compute_dtype
-            table.append(("waits for", one.bound_by(tale.device, dtype), two.bound_by(tale.device, dtype)))
+            table.append(
+                ("waits for", one.bound_by(tale.device, dtype), two.bound_by(tale.device, dtype))
+            )
         if first:
-            table.append(("took", f"{figures.milliseconds(first)} ms", f"{figures.milliseconds(view.tpot_ms)} ms"))
+            table.append(
+                (
+                    "took",
+                    f"{figures.milliseconds(first)} ms",
+                    f"{figures.milliseconds(view.tpot_ms)} ms",
+                )
+            )
             each = figures.milliseconds(first / max(1.0, one.tokens))
             table.append(("ms a token", each, figures.milliseconds(view.tpot_ms)))
         if brief:
@@ -235,9 +281,14 @@ class JourneyPage(Canvas):
         for index, (name, left, right) in enumerate(table):
             style = look.dim if not index else look.bold
             line = Line(width).put(name.ljust(20), look.dim)
-            line.put(left.rjust(cells), look.stage(Stage.PREFILL, bold=True) if not index else style)
-            rows.append(line.put(right.rjust(cells), look.stage(Stage.DECODE, bold=True) if not index else style)
-                        .end(look.text))  # fmt: skip
+            line.put(
+                left.rjust(cells), look.stage(Stage.PREFILL, bold=True) if not index else style
+            )
+            rows.append(
+                line.put(
+                    right.rjust(cells), look.stage(Stage.DECODE, bold=True) if not index else style
+                ).end(look.text)
+            )
         if tale.device is not None and tale.model is not None and not brief:
             even = balance(tale.device, tale.model.compute_dtype)
             said = f"this device can do {even:,.0f} FLOPs while it reads a byte"
@@ -266,12 +317,16 @@ class JourneyPage(Canvas):
             begin = min(width - 1, place(row.begin) // bars.unit)
             cells = max(1, min(width - begin, (place(until) - place(row.begin)) // bars.unit))
             mark.fill_to(begin, look.text).put(look.glyphs.up * cells, look.stage(stage))
-        return [Line(width).put_segments(bars.draw(stretches), width).end(look.text), mark.end(look.text)]
+        return [
+            Line(width).put_segments(bars.draw(stretches), width).end(look.text),
+            mark.end(look.text),
+        ]
 
 
 def _shapes(shapes: list[Shape]) -> str:
     return "; ".join(
-        f"{shape.what} {shape.shape}" + ("" if shape.size is None else f" = {figures.size(shape.size)}")
+        f"{shape.what} {shape.shape}"
+        + ("" if shape.size is None else f" = {figures.size(shape.size)}")
         for shape in shapes
     )
 

@@ -26,8 +26,8 @@ LOOKED_THROUGH = 50
 
 
 class JourneyScreen(FrameScreen):
-    """Tells of the request chosen on the Live screen (else the newest one that is over); where nothing is traced, or
-    when asked for, of the one on the Budget screen."""
+    """Tells of the request chosen on the Live screen (else the newest one that is over); where
+    nothing is traced, or when asked for, of the one on the Budget screen."""
 
     NAME = "Journey"
     AUTO_FOCUS = "#page"
@@ -61,7 +61,9 @@ class JourneyScreen(FrameScreen):
         """A row of air on top where there is room."""
         width, height = size
         keys, air = 1 if height >= 5 else 0, 1 if height >= 26 else 0
-        regions: dict[Widget, Region] = {self.page: Region(0, air, width, max(1, height - keys - air))}
+        regions: dict[Widget, Region] = {
+            self.page: Region(0, air, width, max(1, height - keys - air))
+        }
         if keys:
             regions[self.key_bar] = Region(0, height - 1, width, 1)
         return regions
@@ -91,7 +93,10 @@ class JourneyScreen(FrameScreen):
             if detail is not None:
                 engines = engines_of(snapshot)
                 view = detail.view
-                engine = next((each for each in engines if each.source == view.source), engines[0] if engines else None)
+                engine = next(
+                    (each for each in engines if each.source == view.source),
+                    engines[0] if engines else None,
+                )
                 return traced(detail, engine, self.tracer.beside)
         desk = self.tracer.desk
         if self._made is None or self._made[0] != desk.version:
@@ -105,7 +110,11 @@ class JourneyScreen(FrameScreen):
             self._chosen_on_list = self.request_id = listing.chosen_id
         if self.request_id is None:
             snapshot = lens.snapshot(Query(limit=LOOKED_THROUGH))
-            over = (view for view in snapshot.requests if view.closed is not None and view.output_tokens > 0)
+            over = (
+                view
+                for view in snapshot.requests
+                if view.closed is not None and view.output_tokens > 0
+            )
             found = next(over, None) or next(iter(snapshot.requests), None)
             if found is None:
                 return None
@@ -118,8 +127,12 @@ class JourneyScreen(FrameScreen):
     def keys(self, tale: Tale | None = None) -> Sequence[Key]:
         """Keys of the last line."""
         arrows = ("←", "→") if self.look.glyphs is not ASCII else ("<", ">")
-        keys = [Key(arrows[1], "next", "turn(1)"), Key(arrows[0], "back", "turn(-1)"), Key("Esc", "leave", "leave"),
-                Key("?", "help", "app.help")]  # fmt: skip
+        keys = [
+            Key(arrows[1], "next", "turn(1)"),
+            Key(arrows[0], "back", "turn(-1)"),
+            Key("Esc", "leave", "leave"),
+            Key("?", "help", "app.help"),
+        ]
         if tale is not None and not tale.modelled:
             keys += [Key("o", "modelled", "other"), Key("n", "next request", "neighbour(1)")]
         elif self.modelled:

@@ -1,5 +1,5 @@
-"""The batch: how full it is, what it cannot grow beyond, how long its steps take and which part of a step takes the
-time. With all the room, who is in it."""
+"""The batch: how full it is, what it cannot grow beyond, how long its steps take and which part of
+a step takes the time. With all the room, who is in it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,22 @@ from tracer.tui.toolkit.panel import Panel
 from tracer.tui.toolkit.theme import Look
 
 PARTS = (
-    ("schedule", Stage.ADMISSION), ("prepare", Stage.TEMPLATE), ("embed", Stage.EMBED), ("layers", Stage.DECODE),
-    ("head", Stage.LM_HEAD), ("sample", Stage.SAMPLE), ("update", Stage.TEARDOWN), ("wait", Stage.RECEIVE),
+    ("schedule", Stage.ADMISSION),
+    ("prepare", Stage.TEMPLATE),
+    ("embed", Stage.EMBED),
+    ("layers", Stage.DECODE),
+    ("head", Stage.LM_HEAD),
+    ("sample", Stage.SAMPLE),
+    ("update", Stage.TEARDOWN),
+    ("wait", Stage.RECEIVE),
     ("stream", Stage.STREAM),
-)  # fmt: skip
+)
 """Parts of a step in their order, each with the stage whose colour it takes."""
 RECENT = 40
 """Steps over which the parts are averaged."""
 SEARCHED = 2_000
-"""Steps looked at in one frame at most: what is older has no place on the charts of a slow screen either."""
+"""Steps looked at in one frame at most: what is older has no place on the charts of a slow screen
+either."""
 
 
 BESIDE_FROM = 100
@@ -37,7 +44,8 @@ FULL = {Limit.SLOTS: "batch slots", Limit.TOKENS: "token budget", Limit.KV: "KV 
 
 
 class BatchPanel(Panel):
-    """Members and tokens as gauges, the limit, step time and batch size as columns, the parts of a step as one bar."""
+    """Members and tokens as gauges, the limit, step time and batch size as columns, the parts of a
+    step as one bar."""
 
     pad = 1
 
@@ -65,14 +73,21 @@ class BatchPanel(Panel):
         self, snapshot: Snapshot, ridge: Callable[[EngineView], float | None] | None = None,
         members: Sequence[RequestView] = (),
     ) -> None:  # fmt: skip
-        """Draw the batch of the busiest engine. `ridge` says where an engine's ridge is (None: where it was), `members`
-        are those with most tokens in the last step."""
+        """Draw the batch of the busiest engine. `ridge` says where an engine's ridge is (None:
+        where it was), `members` are those with most tokens in the last step."""
         engines = engines_of(snapshot)
         self.engine = engine = max(engines, key=lambda engine: engine.batch, default=None)
         self.now = snapshot.now
         if ridge is not None or engine is None:
             self.ridge = ridge(engine) if ridge is not None and engine is not None else None
-        self.next = next((wait for wait in snapshot.waits if engine is not None and wait.engine == engine.source), None)
+        self.next = next(
+            (
+                wait
+                for wait in snapshot.waits
+                if engine is not None and wait.engine == engine.source
+            ),
+            None,
+        )
         self.batch_members = tuple(
             view for view in members
             if view.step_tokens and engine is not None and view.engine in ("", engine.source)
@@ -82,7 +97,8 @@ class BatchPanel(Panel):
         self.repaint()
 
     def _take(self, steps: Sequence[StepView], source: str) -> None:
-        """Take in the steps since the last time. Views are made as they are looked at: from the end, and no further."""
+        """Take in the steps since the last time. Views are made as they are looked at: from the
+        end, and no further."""
         known, last = self._last
         recent: list[StepView] = []
         new: list[StepView] = []
@@ -139,14 +155,30 @@ class BatchPanel(Panel):
         if spare >= 4:
             rows.append(blank(width, look.text))
         most_steps, most_members = (14, 8) if self.whole else (7, 3)
-        steps, members = 1 + min(most_steps, max(0, spare - 2) * 2 // 3), 1 + min(most_members, max(0, spare - 2) // 3)
+        steps, members = (
+            1 + min(most_steps, max(0, spare - 2) * 2 // 3),
+            1 + min(most_members, max(0, spare - 2) // 3),
+        )
         last = (self.steps[-1].end - self.steps[-1].begin) / 1e6
-        peak = nice_top(max((value for value in self.step_ms.peaks(width, self.now) if value is not None), default=0.0))
+        peak = nice_top(
+            max(
+                (value for value in self.step_ms.peaks(width, self.now) if value is not None),
+                default=0.0,
+            )
+        )
         text = figures.milliseconds(last)
         rows.extend(self._chart(width, "step ms", text, self.step_ms, steps, peak, Stage.PREFILL))
         most = float(engine.max_batch or nice_top(engine.batch))
         rows.extend(
-            self._chart(width, "batch", figures.count(engine.batch), self.members, members, most, Stage.DECODE)
+            self._chart(
+                width,
+                "batch",
+                figures.count(engine.batch),
+                self.members,
+                members,
+                most,
+                Stage.DECODE,
+            )
         )
         if parts:
             if spare >= 4:
@@ -160,22 +192,32 @@ class BatchPanel(Panel):
         look = self.look
         decode = max(0, engine.step_tokens - engine.prefill_tokens)
         rows: list[Row] = [
-            self._gauge(width, "members", ((engine.batch, Stage.DECODE),), engine.max_batch, self.ridge),
             self._gauge(
-                width, "tokens", ((decode, Stage.DECODE), (engine.prefill_tokens, Stage.PREFILL)),
+                width, "members", ((engine.batch, Stage.DECODE),), engine.max_batch, self.ridge
+            ),
+            self._gauge(
+                width,
+                "tokens",
+                ((decode, Stage.DECODE), (engine.prefill_tokens, Stage.PREFILL)),
                 engine.max_batch_tokens,
             ),
-        ]  # fmt: skip
+        ]
         if height >= 6:
             rows.append(self._limit(width, engine))
         if height >= 11:
-            line = Line(width).put("step".ljust(8), look.dim).put(look.fill(Stage.DECODE), look.stage(Stage.DECODE))
+            line = (
+                Line(width)
+                .put("step".ljust(8), look.dim)
+                .put(look.fill(Stage.DECODE), look.stage(Stage.DECODE))
+            )
             line.put(f" {figures.count(decode)} decode  ", look.text)
             line.put(look.fill(Stage.PREFILL), look.stage(Stage.PREFILL))
             line.put(f" {figures.count(engine.prefill_tokens)} prefill tokens", look.text)
             rows.append(line.end(look.text))
         if self.ridge is not None and height >= 9:
-            line = Line(width).put("ridge".ljust(8), look.dim).put(f"{look.glyphs.ridge} ", look.warn)
+            line = (
+                Line(width).put("ridge".ljust(8), look.dim).put(f"{look.glyphs.ridge} ", look.warn)
+            )
             line.put(ridge_text(self.ridge, engine, line.room), look.text)
             rows.append(line.end(look.text))
         return rows
@@ -186,17 +228,28 @@ class BatchPanel(Panel):
         line = Line(width).put("limit".ljust(8), look.dim)
         limit = engine.bound_by
         if limit is None:
-            return line.put("none reached" if engine.batch else "nothing runs", look.dim).end(look.text)
+            return line.put("none reached" if engine.batch else "nothing runs", look.dim).end(
+                look.text
+            )
         line.put(FULL[limit], look.warn)
         if self.next is not None and self.next.limit is limit:
             if limit is Limit.KV:
-                line.put_text(f": the next needs {wait_text(self.next)}", look.text, ellipsis=look.glyphs.ellipsis)
+                line.put_text(
+                    f": the next needs {wait_text(self.next)}",
+                    look.text,
+                    ellipsis=look.glyphs.ellipsis,
+                )
             else:
                 line.put(": the next one waits", look.text)
         return line.end(look.text)
 
     def _gauge(
-        self, width: int, name: str, parts: Sequence[tuple[int, Stage]], most: int | None, mark: float | None = None
+        self,
+        width: int,
+        name: str,
+        parts: Sequence[tuple[int, Stage]],
+        most: int | None,
+        mark: float | None = None,
     ) -> Row:
         """Parts of a whole one after the other; `mark` is a value at which a line stands."""
         look = self.look
@@ -235,7 +288,9 @@ class BatchPanel(Panel):
         look = self.look
         names = min(width, 14, max(6, width // 4))
         line = Line(width).put("member".ljust(names), look.dim).put("step".rjust(7), look.dim)
-        line.put("position".rjust(10), look.dim).put("prompt".rjust(8), look.dim).put("out".rjust(7), look.dim)
+        line.put("position".rjust(10), look.dim).put("prompt".rjust(8), look.dim).put(
+            "out".rjust(7), look.dim
+        )
         rows: list[Row] = [line.put("  ", look.text).put("phase", look.dim).end(look.text)]
         for view in self.batch_members[: max(0, height - 1)]:
             tokens = view.step_tokens or 0
@@ -243,7 +298,10 @@ class BatchPanel(Panel):
                 [Segment(short_id(view.id, names, look.glyphs.ellipsis), look.text)], names
             )
             prefill = view.output_tokens == 0 or tokens > 1
-            line.put(figures.count(tokens).rjust(7), look.stage(Stage.PREFILL if prefill else Stage.DECODE, bold=True))
+            line.put(
+                figures.count(tokens).rjust(7),
+                look.stage(Stage.PREFILL if prefill else Stage.DECODE, bold=True),
+            )
             line.put(figures.count(view.computed_tokens).rjust(10), look.text)
             line.put(figures.short_count(view.prompt_tokens).rjust(8), look.dim)
             line.put(figures.short_count(view.output_tokens).rjust(7), look.dim)
@@ -257,7 +315,14 @@ class BatchPanel(Panel):
         return rows[:height]
 
     def _chart(
-        self, width: int, name: str, value: str, history: History, height: int, top: float, stage: Stage
+        self,
+        width: int,
+        name: str,
+        value: str,
+        history: History,
+        height: int,
+        top: float,
+        stage: Stage,
     ) -> list[Row]:
         """Means as columns; above them, quieter, up to the largest value of each column."""
         look = self.look
@@ -327,18 +392,23 @@ def part_stage(name: str) -> Stage:
 
 
 def mean_parts(steps: tuple[StepView, ...]) -> dict[str, float]:
-    """Mean ms of each part over steps, in the order of a step; parts that no step tells are left out."""
+    """Mean ms of each part over steps, in the order of a step; parts that no step tells are left
+    out."""
     sums: dict[str, float] = {}
     for step in steps:
         for name, ms in step.parts:
             sums[name] = sums.get(name, 0.0) + ms
     order = {name: index for index, (name, _) in enumerate(PARTS)}
-    return {name: sums[name] / len(steps) for name in sorted(sums, key=lambda name: order.get(name, len(order)))}
+    return {
+        name: sums[name] / len(steps)
+        for name in sorted(sums, key=lambda name: order.get(name, len(order)))
+    }
 
 
 def meter(look: Look, parts: Sequence[tuple[float, Stage]], cells: int) -> list[Segment]:
-    """A gauge `cells` wide filled to each of `parts` (a share and the stage whose colour it takes) in turn, right to
-    half a cell at the end. A part of any size has at least one cell where there is room."""
+    """A gauge `cells` wide filled to each of `parts` (a share and the stage whose colour it takes)
+    in turn, right to half a cell at the end. A part of any size has at least one cell where there
+    is room."""
     glyphs = look.glyphs
     present = [(share, stage) for share, stage in parts if share > 0][:cells]
     segments: list[Segment] = []
@@ -357,7 +427,8 @@ def meter(look: Look, parts: Sequence[tuple[float, Stage]], cells: int) -> list[
 
 
 def marked(segments: list[Segment], column: int, mark: Segment) -> list[Segment]:
-    """`segments` with a one-cell mark over what was in a column; every character of theirs takes one cell."""
+    """`segments` with a one-cell mark over what was in a column; every character of theirs takes
+    one cell."""
     found: list[Segment] = []
     at = 0
     for text, style, _ in segments:
@@ -371,17 +442,23 @@ def marked(segments: list[Segment], column: int, mark: Segment) -> list[Segment]
 
 
 def ridge_text(ridge: float, engine: EngineView, room: int) -> str:
-    """Where the ridge is and on which side of it the batch is, in at most `room` cells as far as that goes."""
+    """Where the ridge is and on which side of it the batch is, in at most `room` cells as far as
+    that goes."""
     at = f"at {figures.count(max(1, round(ridge)))}"
     if engine.batch > ridge:
-        return figures.fitting(room, f"{at}, passed: one more makes each step longer", f"{at}, passed")
+        return figures.fitting(
+            room, f"{at}, passed: one more makes each step longer", f"{at}, passed"
+        )
     if engine.max_batch and ridge > engine.max_batch:
-        return figures.fitting(room, f"{at}, above all slots: one more costs little", f"{at}, above all slots")
+        return figures.fitting(
+            room, f"{at}, above all slots: one more costs little", f"{at}, above all slots"
+        )
     return figures.fitting(room, f"{at}, not reached: one more costs little", f"{at}, not reached")
 
 
 def stacked(look: Look, parts: dict[str, float], cells: int) -> list[Segment]:
-    """Parts side by side in proportion, exactly `cells` wide; a part of any length has at least one cell."""
+    """Parts side by side in proportion, exactly `cells` wide; a part of any length has at least one
+    cell."""
     total = sum(parts.values())
     if total <= 0 or cells < 1:
         return [Segment(" " * max(0, cells), look.text)]

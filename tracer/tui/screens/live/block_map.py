@@ -1,8 +1,9 @@
-"""A map of the blocks of a KV cache: one glyph a block, or one for several where there are more blocks than cells.
+"""A map of the blocks of a KV cache: one glyph a block, or one for several where there are more
+blocks than cells.
 
-Live blocks are tinted by the request that holds them, cached ones get smaller and darker with the time for which nobody
-has held them, and the blocks of the selected request stand out: filled where it computed them, framed where the prefix
-cache gave them.
+Live blocks are tinted by the request that holds them, cached ones get smaller and darker with the
+time for which nobody has held them, and the blocks of the selected request stand out: filled where
+it computed them, framed where the prefix cache gave them.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ _SHOWN = np.array(
 def states_of(
     blocks: bytes, since: bytes, now: int, chosen: Sequence[int] = (), hits: int = 0
 ) -> States:
-    """One state a block, of a snapshot's map (`kv_blocks`, `kv_since`). `chosen`: block ids of the selected request, of
-    which the first `hits` came from the prefix cache."""
+    """One state a block, of a snapshot's map (`kv_blocks`, `kv_since`). `chosen`: block ids of the
+    selected request, of which the first `hits` came from the prefix cache."""
     states: States = _SHOWN[np.frombuffer(blocks, np.uint8)]
     if since and CACHED_BYTE in blocks:
         ages = age_classes(blocks, since, now)
@@ -51,9 +52,14 @@ def states_of(
 
 
 def shares_of(total: int, used: int, cached: int) -> States:
-    """The same where block ids are not traced: shares laid end to end. Beyond `BLOCKS_SHOWN` they are scaled down."""
+    """The same where block ids are not traced: shares laid end to end. Beyond `BLOCKS_SHOWN` they
+    are scaled down."""
     if total > BLOCKS_SHOWN:
-        used, cached, total = used * BLOCKS_SHOWN // total, cached * BLOCKS_SHOWN // total, BLOCKS_SHOWN
+        used, cached, total = (
+            used * BLOCKS_SHOWN // total,
+            cached * BLOCKS_SHOWN // total,
+            BLOCKS_SHOWN,
+        )
     states = np.zeros(total, np.uint8)
     states[: min(used, total)] = LIVE
     states[min(used, total) : min(used + cached, total)] = CACHED
@@ -61,7 +67,8 @@ def shares_of(total: int, used: int, cached: int) -> States:
 
 
 def fold(states: States, share: int) -> States:
-    """One state for every `share` blocks: the selected request's before all, then the most frequent."""
+    """One state for every `share` blocks: the selected request's before all, then the most
+    frequent."""
     if share <= 1:
         return states
     cells = -(-len(states) // share)
@@ -86,8 +93,8 @@ def blocks_a_cell(blocks: int, width: int, height: int) -> int:
 
 
 def map_rows(look: Look, states: States, width: int, height: int) -> list[Row]:
-    """The map in exactly `height` rows: with a gap after each block where there is room, without one where there is
-    less, or several blocks a glyph."""
+    """The map in exactly `height` rows: with a gap after each block where there is room, without
+    one where there is less, or several blocks a glyph."""
     gap = 1 if -(-len(states) // max(1, width // 2)) <= height else 0
     per_row = width // 2 if gap else width
     if per_row < 1 or height < 1:
@@ -113,9 +120,12 @@ def block_glyph(look: Look, state: int) -> str:
     """How a block in a state is drawn."""
     glyphs = look.glyphs
     others: dict[int, str] = {
-        FREE: glyphs.free_block, CACHED: glyphs.cached_block, OLDER: glyphs.older_block, OLDEST: glyphs.oldest_block,
+        FREE: glyphs.free_block,
+        CACHED: glyphs.cached_block,
+        OLDER: glyphs.older_block,
+        OLDEST: glyphs.oldest_block,
         HIT: glyphs.hit_block,
-    }  # fmt: skip
+    }
     return others.get(state, glyphs.live_block)
 
 
@@ -126,7 +136,11 @@ def block_style(look: Look, state: int) -> Style:
     if state in AGED:
         return _tinted(look, Stage.TOKENISE, (1.0, 0.72, 0.5)[AGED.index(state)])
     if state in (CHOSEN, HIT):
-        return look.style(look.stage_colours[Stage.LM_HEAD], None, "bold" if look.palette.depth else "bold reverse")
+        return look.style(
+            look.stage_colours[Stage.LM_HEAD],
+            None,
+            "bold" if look.palette.depth else "bold reverse",
+        )
     return _tinted(look, Stage.DECODE, (1.0, 0.78, 0.58)[(state - LIVE) % TINTS])
 
 

@@ -23,7 +23,8 @@ BAR: Final = 10
 
 
 class DeviceStrip(Canvas):
-    """One row. `known` says whether there is anything to show; the screen gives it no row when there is not."""
+    """One row. `known` says whether there is anything to show; the screen gives it no row when
+    there is not."""
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, id="device")
@@ -95,7 +96,9 @@ class DeviceStrip(Canvas):
         look = self.look
         return [Segment(f"{name} ", look.dim), Segment(value, style or look.bold)]
 
-    def _rate(self, name: str, value: float, unit: str, share: float | None, wide: bool) -> list[Segment]:
+    def _rate(
+        self, name: str, value: float, unit: str, share: float | None, wide: bool
+    ) -> list[Segment]:
         """A rate with its share of the peak, as a bar where there is room."""
         look = self.look
         told = [Segment(f"{name} ", look.dim), Segment(f"{magnitude(value)}{unit}", look.bold)]
@@ -118,13 +121,20 @@ class DeviceStrip(Canvas):
         held = [gpu for gpu in gpus if gpu.memory_used is not None and gpu.memory_total]
         if held:
             total = sum(gpu.memory_total or 0 for gpu in held)
-            items.append(self._pair("HBM", f"{figures.size(sum(gpu.memory_used or 0 for gpu in held))} of "
-                                           f"{figures.size(total)}"))  # fmt: skip
+            items.append(
+                self._pair(
+                    "HBM",
+                    f"{figures.size(sum(gpu.memory_used or 0 for gpu in held))} of "
+                    f"{figures.size(total)}",
+                )
+            )
         power = [gpu for gpu in gpus if gpu.power is not None]
         if power:
             most = sum(gpu.power_most or 0.0 for gpu in power)
             of = f" of {most:,.0f}" if most else ""
-            items.append(self._pair("power", f"{sum(gpu.power or 0.0 for gpu in power):,.0f}{of} W"))
+            items.append(
+                self._pair("power", f"{sum(gpu.power or 0.0 for gpu in power):,.0f}{of} W")
+            )
         clocks = [gpu for gpu in gpus if gpu.clock is not None]
         if clocks:
             slowest = min(clocks, key=lambda gpu: gpu.clock or 0)

@@ -1,5 +1,6 @@
-"""The KV cache: how much is live, cached and free, what a request takes of it and how many more fit, and a map of its
-blocks in which the selected request stands out. With all the room, who holds how much."""
+"""The KV cache: how much is live, cached and free, what a request takes of it and how many more
+fit, and a map of its blocks in which the selected request stands out. With all the room, who holds
+how much."""
 
 from __future__ import annotations
 
@@ -67,20 +68,29 @@ class KvPanel(Panel):
         return self.size.height if self.whole else 0
 
     def show(
-        self, snapshot: Snapshot, detail: RequestDetail | None = None, holders: Sequence[RequestView] = ()
+        self,
+        snapshot: Snapshot,
+        detail: RequestDetail | None = None,
+        holders: Sequence[RequestView] = (),
     ) -> bool:
-        """Draw the cache of the first engine that has one; `detail` is the selected request, `holders` are those that
-        hold most. True when the size of the pool is news."""
+        """Draw the cache of the first engine that has one; `detail` is the selected request,
+        `holders` are those that hold most. True when the size of the pool is news."""
         engines = engines_of(snapshot)
         before = self.engine.num_blocks if self.engine is not None else None
-        engine = next((engine for engine in engines if engine.num_blocks), engines[0] if engines else None)
+        engine = next(
+            (engine for engine in engines if engine.num_blocks), engines[0] if engines else None
+        )
         self.engine = engine
         self.pool = None if engine is None else pool_of(engine)
         self.ages = cached_ages(snapshot)
         self.view = detail.view if detail is not None else None
         ids = detail.block_ids if detail is not None else ()
         self.chosen = frozenset(ids)
-        self.prefix = prefix_of(self.view, engine.block_size) if self.view is not None and engine is not None else None
+        self.prefix = (
+            prefix_of(self.view, engine.block_size)
+            if self.view is not None and engine is not None
+            else None
+        )
         hits = self.prefix.hit if self.prefix is not None else 0
         if snapshot.kv_blocks:
             self.states = states_of(snapshot.kv_blocks, snapshot.kv_since, snapshot.now, ids, hits)
@@ -95,8 +105,11 @@ class KvPanel(Panel):
         return before != (engine.num_blocks if engine is not None else None)
 
     def wanted(self, width: int) -> int:
-        """Rows that show every block of the pool as well as this width allows, title and figures included."""
-        total = self.engine.num_blocks if self.engine is not None and self.engine.num_blocks else 256
+        """Rows that show every block of the pool as well as this width allows, title and figures
+        included."""
+        total = (
+            self.engine.num_blocks if self.engine is not None and self.engine.num_blocks else 256
+        )
         inner = max(1, width - 3)
         return 7 + -(-total // max(1, inner // 2))
 
@@ -107,12 +120,17 @@ class KvPanel(Panel):
         engine = self.engine
         if engine is None or not engine.num_blocks or engine.used is None or engine.cached is None:
             return []
-        share = Segment(f"{figures.percent((engine.used + engine.cached) / engine.num_blocks)} %", self.look.bold)
+        share = Segment(
+            f"{figures.percent((engine.used + engine.cached) / engine.num_blocks)} %",
+            self.look.bold,
+        )
         held = self.view.blocks if self.view is not None else None
         count = len(self.chosen) or held
         if not count:
             return [share]
-        chosen = Segment(f"{self.look.glyphs.live_block} selected {count}", block_style(self.look, CHOSEN))
+        chosen = Segment(
+            f"{self.look.glyphs.live_block} selected {count}", block_style(self.look, CHOSEN)
+        )
         return [chosen, Segment("  ", self.look.text), share]
 
     def body(self, width: int, height: int) -> list[Row]:
@@ -157,7 +175,10 @@ class KvPanel(Panel):
             text = f"needs {figures.count(need)} blocks, {left} are left"
             rows.append(self._fact(width, "next", text))
         rows.append(self._growth(width, engine, pool))
-        text = f"{figures.count(pool.blocks)} {look.glyphs.times} {figures.count(pool.block_size)} tokens"
+        text = (
+            f"{figures.count(pool.blocks)} {look.glyphs.times} {figures.count(pool.block_size)} "
+            "tokens"
+        )
         if pool.block_bytes and pool.blocks:
             text += f" = {figures.size(pool.block_bytes * pool.blocks)}"
         rows.append(self._fact(width, "pool", text))
@@ -165,7 +186,12 @@ class KvPanel(Panel):
         return rows
 
     def _fact(self, width: int, name: str, text: str) -> Row:
-        return Line(width).put(name.ljust(NAMES), self.look.dim).put(text, self.look.text).end(self.look.text)
+        return (
+            Line(width)
+            .put(name.ljust(NAMES), self.look.dim)
+            .put(text, self.look.text)
+            .end(self.look.text)
+        )
 
     def _fits(self, width: int, pool: Pool) -> Row:
         """How many more requests fit: of the mean length, and of the longest that is allowed."""
@@ -183,16 +209,23 @@ class KvPanel(Panel):
         mean = "-" if pool.mean_held is None else f"{pool.mean_held:.1f}"
         most = figures.count(engine.most_held)
         text = figures.fitting(
-            width - NAMES, f"{token} a token; {mean} blocks a request, at most {most}",
-            f"{token} a token; {mean} blocks each, at most {most}", f"{token} a token; {mean} blocks each",
+            width - NAMES,
+            f"{token} a token; {mean} blocks a request, at most {most}",
+            f"{token} a token; {mean} blocks each, at most {most}",
+            f"{token} a token; {mean} blocks each",
             f"{token}; {mean} blocks each",
-        )  # fmt: skip
+        )
         return self._fact(width, "takes", text)
 
     def _ages(self, width: int, engine: EngineView) -> Row:
-        """Evictions, and cached blocks by how long nobody has held them: the legend of their glyphs too."""
+        """Evictions, and cached blocks by how long nobody has held them: the legend of their glyphs
+        too."""
         look = self.look
-        line = Line(width).put("evicted".ljust(NAMES), look.dim).put(figures.short_count(engine.evicted), look.text)
+        line = (
+            Line(width)
+            .put("evicted".ljust(NAMES), look.dim)
+            .put(figures.short_count(engine.evicted), look.text)
+        )
         if self.ages is not None:
             names = ("10 s", "1 min", "older")
             line.put("  cached", look.dim)
@@ -200,21 +233,30 @@ class KvPanel(Panel):
                 text = f" {figures.short_count(count)}"
                 if line.room < len(name) + len(text) + 4:
                     break
-                line.put("  " + block_glyph(look, state), block_style(look, state)).put(f" {name}", look.dim)
+                line.put("  " + block_glyph(look, state), block_style(look, state)).put(
+                    f" {name}", look.dim
+                )
                 line.put(text, look.text)
         return line.end(look.text)
 
     def _chosen(self, width: int, view: RequestView, prefix: Prefix) -> Row:
-        """The selected request: which blocks of its prompt were hits, and how many it may come to hold."""
+        """The selected request: which blocks of its prompt were hits, and how many it may come to
+        hold."""
         look = self.look
         names = min(width, NAMES - 1)
-        line = Line(width).put_segments([Segment(short_id(view.id, names, look.glyphs.ellipsis), look.dim)], names)
+        line = Line(width).put_segments(
+            [Segment(short_id(view.id, names, look.glyphs.ellipsis), look.dim)], names
+        )
         line.put(" ", look.text)
-        hit, prompt, most = (figures.count(value) for value in (prefix.hit, prefix.prompt, prefix.longest))
+        hit, prompt, most = (
+            figures.count(value) for value in (prefix.hit, prefix.prompt, prefix.longest)
+        )
         text = figures.fitting(
-            line.room - min(12, prefix.prompt + prefix.grown), f"{hit} of {prompt} prompt blocks hit, at most {most}",
-            f"{hit}/{prompt} hit, at most {most}", f"{hit}/{prompt} hit",
-        )  # fmt: skip
+            line.room - min(12, prefix.prompt + prefix.grown),
+            f"{hit} of {prompt} prompt blocks hit, at most {most}",
+            f"{hit}/{prompt} hit, at most {most}",
+            f"{hit}/{prompt} hit",
+        )
         room = min(line.room - len(text) - 1, prefix.prompt + prefix.grown)
         if room >= 4:
             line.put_segments(prefix_strip(look, prefix, room), room).put(" ", look.text)
@@ -250,7 +292,9 @@ class KvPanel(Panel):
         look, engine = self.look, self.engine
         names = min(width, 14, max(6, width // 4))
         line = Line(width).put("holder".ljust(names), look.dim).put("blocks".rjust(7), look.dim)
-        line.put("memory".rjust(10), look.dim).put("tokens".rjust(8), look.dim).put("hits".rjust(6), look.dim)
+        line.put("memory".rjust(10), look.dim).put("tokens".rjust(8), look.dim).put(
+            "hits".rjust(6), look.dim
+        )
         rows: list[Row] = [line.put("  ", look.text).put("phase", look.dim).end(look.text)]
         size = engine.block_size if engine is not None else None
         block_bytes = engine.block_bytes if engine is not None else None
@@ -258,16 +302,29 @@ class KvPanel(Panel):
             chosen = self.view is not None and view.key == self.view.key
             prefix = prefix_of(view, size)
             line = Line(width).put_segments(
-                [Segment(short_id(view.id, names, look.glyphs.ellipsis), look.accent if chosen else look.text)], names
+                [
+                    Segment(
+                        short_id(view.id, names, look.glyphs.ellipsis),
+                        look.accent if chosen else look.text,
+                    )
+                ],
+                names,
             )
             line.put(figures.count(view.blocks).rjust(7), look.bold)
             held = view.blocks * block_bytes if view.blocks and block_bytes else None
             line.put(figures.size(held).rjust(10), look.text)
             line.put(figures.short_count(view.computed_tokens).rjust(8), look.text)
-            line.put(figures.short_count(prefix.hit if prefix is not None else None).rjust(6), look.text)
+            line.put(
+                figures.short_count(prefix.hit if prefix is not None else None).rjust(6), look.text
+            )
             text, style = phase_text(view, look)
             rows.append(line.put("  ", look.text).put_text(text, style).end(look.text))
-        if engine is not None and engine.holders > len(rows) - 1 and len(rows) == height and height > 1:
+        if (
+            engine is not None
+            and engine.holders > len(rows) - 1
+            and len(rows) == height
+            and height > 1
+        ):
             left = engine.holders - (len(rows) - 2)
             rows[-1] = Line(width).put(f"and {figures.count(left)} more", look.dim).end(look.text)
         while len(rows) < height:
@@ -276,15 +333,18 @@ class KvPanel(Panel):
 
 
 def prefix_strip(look: Look, prefix: Prefix, cells: int) -> list[Segment]:
-    """The blocks of a request from its first token on, exactly `cells` glyphs: hits of the prefix cache, what it
-    computed, and what it generated since. Several blocks a glyph where there are more."""
+    """The blocks of a request from its first token on, exactly `cells` glyphs: hits of the prefix
+    cache, what it computed, and what it generated since. Several blocks a glyph where there are
+    more."""
     total = prefix.prompt + prefix.grown
     segments: list[Segment] = []
     done = 0
     for state, blocks in ((HIT, prefix.hit), (CHOSEN, prefix.hit + prefix.computed), (LIVE, total)):
         end = (cells if blocks == total else round(blocks * cells / total)) if total else 0
         if end > done:
-            segments.append(Segment(block_glyph(look, state) * (end - done), block_style(look, state)))
+            segments.append(
+                Segment(block_glyph(look, state) * (end - done), block_style(look, state))
+            )
             done = end
     if done < cells:
         segments.append(Segment(" " * (cells - done), look.text))

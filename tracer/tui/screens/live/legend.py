@@ -8,13 +8,26 @@ from engine_hooks.protocol.stages import STAGES, Group, Stage
 from tracer.tui.toolkit.canvas import Line, Row
 from tracer.tui.toolkit.theme import Look
 
-SHORT_NAMES = ("recv", "tmpl", "tok", "adm", "kv", "emb", "prefill", "head", "smp", "strm", "decode", "end")
+SHORT_NAMES = (
+    "recv",
+    "tmpl",
+    "tok",
+    "adm",
+    "kv",
+    "emb",
+    "prefill",
+    "head",
+    "smp",
+    "strm",
+    "decode",
+    "end",
+)
 
 
 @lru_cache(8)
 def legend(look: Look, width: int, *, expected: bool = False) -> Row:
-    """The stages with their colours, in as many words as fit; by group where glyphs tell them apart. `expected`:
-    whether bars carry the tick at which they should have ended."""
+    """The stages with their colours, in as many words as fit; by group where glyphs tell them
+    apart. `expected`: whether bars carry the tick at which they should have ended."""
     line = Line(width).put(" ", look.text)
     glyphs = look.glyphs
     if not look.fine:
@@ -33,10 +46,14 @@ def legend(look: Look, width: int, *, expected: bool = False) -> Row:
         names = list(SHORT_NAMES)
     wide = sum(len(name) + 3 for name in names) + len(tail) < width
     for stage, name in zip(STAGES, names, strict=True):
-        line.put("█" if wide else "▌", look.stage(stage.stage)).put(f"{name}  " if wide else f"{name} ", look.dim)
+        line.put("█" if wide else "▌", look.stage(stage.stage)).put(
+            f"{name}  " if wide else f"{name} ", look.dim
+        )
     if wide:
         line.put(glyphs.wait, look.stage(Stage.ADMISSION)).put(" waiting  ", look.dim)
         line.put(glyphs.preempted, look.bad).put(" preempted  ", look.dim)
     if expected and line.room >= 6:
-        line.put(glyphs.expected, look.bold).put(" expected" if line.room >= 10 else " exp.", look.dim)
+        line.put(glyphs.expected, look.bold).put(
+            " expected" if line.room >= 10 else " exp.", look.dim
+        )
     return line.end(look.text)

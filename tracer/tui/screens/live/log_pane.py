@@ -60,9 +60,13 @@ class LogPane(Panel):
                 style = look.bad
             elif "warn" in lowered:
                 style = look.warn
-            rows.append(Line(width).put_text(plain, style, ellipsis=look.glyphs.ellipsis).end(look.text))
+            rows.append(
+                Line(width).put_text(plain, style, ellipsis=look.glyphs.ellipsis).end(look.text)
+            )
         if not rows:
-            nothing = "the engine has written nothing yet" if self.path else "nothing has happened yet"
+            nothing = (
+                "the engine has written nothing yet" if self.path else "nothing has happened yet"
+            )
             rows.append(Line(width).put(nothing, look.dim).end(look.text))
         return rows
 

@@ -1,4 +1,5 @@
-"""The nine numbers: four timers with p50, p95 and p99, and five gauges. Their columns never move with their values."""
+"""The nine numbers: four timers with p50, p95 and p99, and five gauges. Their columns never move
+with their values."""
 
 from __future__ import annotations
 
@@ -32,11 +33,17 @@ class NumbersStrip(Canvas):
         if height < 2:
             return [self._one_row(width, timers, gauges)]
         if width >= 112:
-            return self._columns(width, timers, gauges, 8 if width >= 170 else 7 if width >= 140 else 6)
+            return self._columns(
+                width, timers, gauges, 8 if width >= 170 else 7 if width >= 140 else 6
+            )
         return self._slashes(width, timers, gauges)
 
     def _columns(
-        self, width: int, timers: dict[str, Quantiles], gauges: list[tuple[str, str, str]], cells: int
+        self,
+        width: int,
+        timers: dict[str, Quantiles],
+        gauges: list[tuple[str, str, str]],
+        cells: int,
     ) -> list[Row]:
         look = self.look
         names, values = Line(width).put(" ", look.text), Line(width).put(" ", look.text)
@@ -50,14 +57,22 @@ class NumbersStrip(Canvas):
             values.put(_short_ms(quantiles.p99).ljust(cells + 1), look.text)
         room = max(0, width - names.used - 1)
         long = room >= sum(len(name) + 2 for name, _, _ in gauges)
-        spare = max(0, room - sum(len(name) + 2 for name, _, _ in gauges)) // len(gauges) if long else 0
+        spare = (
+            max(0, room - sum(len(name) + 2 for name, _, _ in gauges)) // len(gauges) if long else 0
+        )
         for name, value, short in gauges:
-            slot = len(name) + 2 + min(4, spare) if long else max(6, len(value) + 1 if "/" in value else 0)
+            slot = (
+                len(name) + 2 + min(4, spare)
+                if long
+                else max(6, len(value) + 1 if "/" in value else 0)
+            )
             names.put((name if long else short).ljust(slot)[:slot], look.accent)
             values.put(value.ljust(slot)[:slot], look.bold)
         return [names.end(look.text), values.end(look.text)]
 
-    def _slashes(self, width: int, timers: dict[str, Quantiles], gauges: list[tuple[str, str, str]]) -> list[Row]:
+    def _slashes(
+        self, width: int, timers: dict[str, Quantiles], gauges: list[tuple[str, str, str]]
+    ) -> list[Row]:
         look = self.look
         names, values = Line(width).put(" ", look.text), Line(width).put(" ", look.text)
         cells = [max(len(short), 3) + 1 for _, _, short in gauges]
@@ -80,7 +95,8 @@ class NumbersStrip(Canvas):
         if sum(map(len, texts)) + 2 > room:
             texts = [_seconds(value, 1) for value in known]
             if all(text.endswith("s") for text in texts):
-                texts = [text.removesuffix("s") for text in texts[:2]] + texts[2:]  # one unit for all three
+                # one unit for all three
+                texts = [text.removesuffix("s") for text in texts[:2]] + texts[2:]
         if sum(map(len, texts)) + 2 > room:
             texts = [_seconds(value, 0) for value in known]
         for index, text in enumerate(texts):
@@ -88,10 +104,17 @@ class NumbersStrip(Canvas):
                 line.put("/", look.dim)
             line.put(text, look.text if index else look.bold)
 
-    def _one_row(self, width: int, timers: dict[str, Quantiles], gauges: list[tuple[str, str, str]]) -> Row:
+    def _one_row(
+        self, width: int, timers: dict[str, Quantiles], gauges: list[tuple[str, str, str]]
+    ) -> Row:
         look = self.look
         line = Line(width)
-        for label, key in (("TTFT", "ttft"), ("ITL", "itl"), ("QUEUE", "queue"), ("PREFILL", "prefill")):
+        for label, key in (
+            ("TTFT", "ttft"),
+            ("ITL", "itl"),
+            ("QUEUE", "queue"),
+            ("PREFILL", "prefill"),
+        ):
             line.put(f" {label} ", look.accent)
             self._triple(line, timers.get(key, Quantiles()), 14)
         for _, value, short in gauges:
@@ -108,7 +131,13 @@ def _short_ms(ms: float | None) -> str:
     if ms < 9999.5:
         return f"{ms:.0f}"
     seconds = ms / 1000
-    return f"{seconds:.1f}s" if seconds < 99.95 else f"{seconds:.0f}s" if seconds < 9999.5 else f"{seconds / 3600:.0f}h"
+    return (
+        f"{seconds:.1f}s"
+        if seconds < 99.95
+        else f"{seconds:.0f}s"
+        if seconds < 9999.5
+        else f"{seconds / 3600:.0f}h"
+    )
 
 
 def _seconds(ms: float | None, digits: int) -> str:
@@ -124,8 +153,11 @@ def _seconds(ms: float | None, digits: int) -> str:
 def gauges_of(snapshot: Snapshot | None) -> list[tuple[str, str, str]]:
     """(name, value, short name) of the five gauges, summed over the engines that tell them."""
     engines = engines_of(snapshot) if snapshot else []
-    blocks = [(e.used + e.cached, e.num_blocks) for e in engines if e.num_blocks and e.used is not None
-              and e.cached is not None]  # fmt: skip
+    blocks = [
+        (e.used + e.cached, e.num_blocks)
+        for e in engines
+        if e.num_blocks and e.used is not None and e.cached is not None
+    ]
     kv = sum(held for held, _ in blocks) / sum(total for _, total in blocks) if blocks else None
     slots = sum(e.max_batch or 0 for e in engines)
     batch = sum(e.batch for e in engines)
@@ -133,7 +165,19 @@ def gauges_of(snapshot: Snapshot | None) -> list[tuple[str, str, str]]:
     return [
         ("OUT tok/s", figures.short_count(out), "tok/s"),
         ("KV CACHE", f"{figures.percent(kv)}%" if kv is not None else figures.UNKNOWN, "KV"),
-        ("WAITING", figures.count(sum(e.waiting for e in engines)) if engines else figures.UNKNOWN, "Q"),
-        ("BATCH", (f"{batch}/{slots}" if slots else f"{batch}") if engines else figures.UNKNOWN, "B"),
-        ("PREEMPTED", figures.count(sum(e.preempted for e in engines)) if engines else figures.UNKNOWN, "P"),
+        (
+            "WAITING",
+            figures.count(sum(e.waiting for e in engines)) if engines else figures.UNKNOWN,
+            "Q",
+        ),
+        (
+            "BATCH",
+            (f"{batch}/{slots}" if slots else f"{batch}") if engines else figures.UNKNOWN,
+            "B",
+        ),
+        (
+            "PREEMPTED",
+            figures.count(sum(e.preempted for e in engines)) if engines else figures.UNKNOWN,
+            "P",
+        ),
     ]

@@ -82,7 +82,9 @@ class QueuePanel(Panel):
         look = self.look
         names = min(width, 14, max(6, width // 4))
         line = Line(width)
-        line.put_segments([Segment(short_id(wait.id, names, look.glyphs.ellipsis), look.text)], names)
+        line.put_segments(
+            [Segment(short_id(wait.id, names, look.glyphs.ellipsis), look.text)], names
+        )
         line.put(self._clock(wait, 8) + " ", look.stage(Stage.ADMISSION, bold=True))
         line.put(self._mark(wait) + " ", look.bad)
         if width >= 52:
@@ -92,8 +94,15 @@ class QueuePanel(Panel):
 
     def _head(self, width: int) -> list[Row]:
         look = self.look
-        line = Line(width).put("place ", look.dim).put("id".ljust(19), look.dim).put("waits ms".rjust(10), look.dim)
-        line.put("tokens".rjust(9) + "  ", look.dim).put("needs".rjust(14) + "left".rjust(9), look.dim)
+        line = (
+            Line(width)
+            .put("place ", look.dim)
+            .put("id".ljust(19), look.dim)
+            .put("waits ms".rjust(10), look.dim)
+        )
+        line.put("tokens".rjust(9) + "  ", look.dim).put(
+            "needs".rjust(14) + "left".rjust(9), look.dim
+        )
         line.put("  waits for", look.dim)
         summary = Line(width).put(line_text(self.waits), look.text)
         return [summary.end(look.text), line.end(look.text)]
@@ -102,7 +111,9 @@ class QueuePanel(Panel):
         look = self.look
         line = Line(width).put(f"{wait.place:>5} ", look.dim)
         names = min(18, line.room)
-        line.put_segments([Segment(short_id(wait.id, names, look.glyphs.ellipsis), look.text)], names)
+        line.put_segments(
+            [Segment(short_id(wait.id, names, look.glyphs.ellipsis), look.text)], names
+        )
         line.put(self._mark(wait), look.bad)
         line.put(self._clock(wait, 10), look.stage(Stage.ADMISSION, bold=True))
         needs, left = needs_text(wait)

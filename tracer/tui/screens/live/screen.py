@@ -1,4 +1,5 @@
-"""The Live screen: what the figures are about, the nine numbers, a bar for each request, and the three panels."""
+"""The Live screen: what the figures are about, the nine numbers, a bar for each request, and the
+three panels."""
 
 from __future__ import annotations
 
@@ -119,7 +120,12 @@ class LiveScreen(FrameScreen):
         banner = min(self.banner.rows, max(0, height - 4))
         device = 1 if height >= DEVICE_FROM and self.device.known else 0
         main = max(1, height - numbers - context - keys - line - log - banner - device)
-        strips = [(self.context, context), (self.numbers, numbers), (self.device, device), (self.banner, banner)]
+        strips = [
+            (self.context, context),
+            (self.numbers, numbers),
+            (self.device, device),
+            (self.banner, banner),
+        ]
         regions = column(0, 0, width, strips)
         top = context + numbers + device + banner
         regions.update(self._main(width, top, main))
@@ -150,7 +156,9 @@ class LiveScreen(FrameScreen):
         if self.panels_wanted and width < PANELS_FROM:
             self._edges(False)
             batch, queue, kv = self._panel_heights(width, height)
-            return column(0, top, width, [(self.kv, kv), (self.batch_panel, batch), (self.queue, queue)])
+            return column(
+                0, top, width, [(self.kv, kv), (self.batch_panel, batch), (self.queue, queue)]
+            )
         return column(0, top, width, [(self.waterfall, height)])
 
     def _edges(self, edge: bool) -> None:
@@ -158,7 +166,8 @@ class LiveScreen(FrameScreen):
             panel.edge = edge
 
     def _panel_heights(self, width: int, height: int) -> list[int]:
-        """Rows for batch, queue, KV: the map takes what it needs up to a limit, the batch's charts take the rest."""
+        """Rows for batch, queue, KV: the map takes what it needs up to a limit, the batch's charts
+        take the rest."""
         kv = min(self.kv.wanted(width), max(5, height * 2 // 5))
         queue = max(3, min(14, height // 4))
         kv, queue = split(height, kv, queue)
@@ -184,7 +193,9 @@ class LiveScreen(FrameScreen):
         if first or self.frame % NUMBERS_EVERY == 0:
             self.numbers.show(snapshot)
             hardware = app.outlets.hardware if app.outlets is not None else None
-            if hardware is not None and self.device.show(hardware.reading(app.feed.state, snapshot.now)):
+            if hardware is not None and self.device.show(
+                hardware.reading(app.feed.state, snapshot.now)
+            ):
                 self.place()
         if self.batch_panel.is_on_screen and (first or self.frame % PANELS_EVERY == 1):
             members = self._largest("step", self.batch_panel.members_wanted)
@@ -203,8 +214,8 @@ class LiveScreen(FrameScreen):
         self.frame += 1
 
     def _expect(self, snapshot: Snapshot) -> None:
-        """Let bars carry a tick: of a request that is over, where the model expects its end; of a live one, where it
-        expects the first token, which stands still while the bar grows."""
+        """Let bars carry a tick: of a request that is over, where the model expects its end; of a
+        live one, where it expects the first token, which stands still while the bar grows."""
         engines, beside = engines_of(snapshot), self.tracer.beside
         known = {engine.source: engine for engine in engines if beside.basis(engine).known}
         main = next(iter(known.values()), None)
@@ -220,13 +231,16 @@ class LiveScreen(FrameScreen):
                 if view.closed is None:
                     self._ticks[key] = beside.first_ms(engine, view)
                 else:
-                    self._ticks[key] = beside.e2e_ms(engine, self.tracer.lens.detail(view.id) or view)
+                    self._ticks[key] = beside.e2e_ms(
+                        engine, self.tracer.lens.detail(view.id) or view
+                    )
             return self._ticks[key]
 
         self.waterfall.ticks, self.waterfall.expect = main is not None, expected
 
     def _ridge(self, engine: EngineView) -> float | None:
-        """The batch at which computing takes as long as reading the weights; None where the device is not known."""
+        """The batch at which computing takes as long as reading the weights; None where the device
+        is not known."""
         from tracer.analysis.beside.ridge import ridge_of
 
         return ridge_of(engine, self.tracer.beside.basis(engine))
@@ -242,14 +256,16 @@ class LiveScreen(FrameScreen):
         listing, lens = self.listing, self.tracer.lens
         snapshot = lens.snapshot(listing.query)
         for _ in range(3):
-            if not listing.take(snapshot.requests, snapshot.total, snapshot.finished + snapshot.live):
+            if not listing.take(
+                snapshot.requests, snapshot.total, snapshot.finished + snapshot.live
+            ):
                 break
             snapshot = lens.snapshot(listing.query)
         return snapshot
 
     def _moved_on(self) -> Snapshot | None:
-        """The last snapshot with the clock moved on, which will do until each row had its turn with many live requests
-        in sight: what runs is told by its begin alone."""
+        """The last snapshot with the clock moved on, which will do until each row had its turn with
+        many live requests in sight: what runs is told by its begin alone."""
         last = self.snapshot
         if last is None or self.frame % self.waterfall.turns == 0 or self.tracer.lens.paused:
             return None
@@ -265,7 +281,11 @@ class LiveScreen(FrameScreen):
         """What to say while there is nothing to show."""
         if self.listing.rows:
             return ()
-        if snapshot.total == 0 and (self.listing.text or self.listing.live_only) and snapshot.live + snapshot.finished:
+        if (
+            snapshot.total == 0
+            and (self.listing.text or self.listing.live_only)
+            and snapshot.live + snapshot.finished
+        ):
             hint = "a shows finished ones too" if self.listing.live_only else "/ and Esc show all"
             return ("no request matches", hint)
         engines = snapshot.engines
@@ -292,11 +312,20 @@ class LiveScreen(FrameScreen):
         ]
         found = app.diagnosis.going_on
         if found:
-            keys.insert(3, Key(str(DIAGNOSIS_TAB), f"{found} found", f"app.tab({DIAGNOSIS_TAB})", True))
+            keys.insert(
+                3, Key(str(DIAGNOSIS_TAB), f"{found} found", f"app.tab({DIAGNOSIS_TAB})", True)
+            )
         if app.traffic is not None:
-            keys += [Key("+", "faster", "app.faster"), Key("-", "slower", "app.slower"), Key("b", "burst", "app.burst")]
+            keys += [
+                Key("+", "faster", "app.faster"),
+                Key("-", "slower", "app.slower"),
+                Key("b", "burst", "app.burst"),
+            ]
             keys.append(Key("t", "type a prompt", "app.ask"))
-        keys += [Key("a", "live only", "live_only", listing.live_only), Key("v", "panels", "panels")]
+        keys += [
+            Key("a", "live only", "live_only", listing.live_only),
+            Key("v", "panels", "panels"),
+        ]
         if app.engine_log is not None:
             keys.append(Key("l", "log", "log", self.log_shown))
         if app.mode == "replay":
@@ -454,9 +483,16 @@ class LiveScreen(FrameScreen):
         snapshot = self.tracer.lens.snapshot(listing.query)
         listing.take(snapshot.requests, snapshot.total)
         if all(row.key != view.key for row in listing.rows):
-            snapshot = self.tracer.lens.snapshot(Query(listing.sort, not listing.flipped, listing.text,
-                                                       listing.live_only, 1_000_000, 0))  # fmt: skip
-            rows = list(reversed(snapshot.requests)) if listing.newest_last else list(snapshot.requests)
+            snapshot = self.tracer.lens.snapshot(
+                Query(
+                    listing.sort, not listing.flipped, listing.text, listing.live_only, 1_000_000, 0
+                )
+            )
+            rows = (
+                list(reversed(snapshot.requests))
+                if listing.newest_last
+                else list(snapshot.requests)
+            )
             at = next((index for index, row in enumerate(rows) if row.key == view.key), None)
             if at is None or not 0 <= at + steps < len(rows):
                 return None

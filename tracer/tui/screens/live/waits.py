@@ -8,20 +8,31 @@ from tracer.state.view import Limit, Wait
 from tracer.tui.toolkit import figures
 
 WORDS = {
-    Limit.STEP: "the next step", Limit.SLOTS: "a batch slot", Limit.TOKENS: "the token budget", Limit.KV: "KV blocks",
-    Limit.NEVER: "blocks that do not exist", Limit.HOP: "the way to the engine", Limit.UNKNOWN: "a reason not told",
-}  # fmt: skip
+    Limit.STEP: "the next step",
+    Limit.SLOTS: "a batch slot",
+    Limit.TOKENS: "the token budget",
+    Limit.KV: "KV blocks",
+    Limit.NEVER: "blocks that do not exist",
+    Limit.HOP: "the way to the engine",
+    Limit.UNKNOWN: "a reason not told",
+}
 """Each limit, as what somebody waits for."""
 
 
 SHORT = {
-    Limit.STEP: "next step", Limit.SLOTS: "slots", Limit.TOKENS: "tokens", Limit.KV: "KV", Limit.NEVER: "never fits",
-    Limit.HOP: "on its way", Limit.UNKNOWN: "not told",
-}  # fmt: skip
+    Limit.STEP: "next step",
+    Limit.SLOTS: "slots",
+    Limit.TOKENS: "tokens",
+    Limit.KV: "KV",
+    Limit.NEVER: "never fits",
+    Limit.HOP: "on its way",
+    Limit.UNKNOWN: "not told",
+}
 
 
 def wait_text(wait: Wait) -> str:
-    """For what it waits, with the figures that are known: ours, but for the id of the one in front."""
+    """For what it waits, with the figures that are known: ours, but for the id of the one in
+    front."""
     needs = figures.count(wait.needs)
     if wait.limit is Limit.KV:
         text = f"{needs} blocks, {figures.count(wait.has)} free"
@@ -41,7 +52,8 @@ def needs_text(wait: Wait) -> tuple[str, str]:
 
 
 def line_text(waits: Sequence[Wait]) -> str:
-    """How many wait for each limit, the most frequent first: ``12 for KV blocks, 1 for the next step``."""
+    """How many wait for each limit, the most frequent first: ``12 for KV blocks, 1 for the next
+    step``."""
     counts: dict[Limit, int] = {}
     for wait in waits:
         counts[wait.limit] = counts.get(wait.limit, 0) + 1

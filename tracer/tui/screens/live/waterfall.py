@@ -1,7 +1,8 @@
-"""The list of requests: one row each, with its bar on a time axis that all of them share and its clock at the right.
+"""The list of requests: one row each, with its bar on a time axis that all of them share and its
+clock at the right.
 
-Columns depend on the width only, never on values, so that nothing jumps. Rows of finished requests are drawn once a
-page of the axis.
+Columns depend on the width only, never on values, so that nothing jumps. Rows of finished requests
+are drawn once a page of the axis.
 """
 
 from __future__ import annotations
@@ -27,9 +28,15 @@ from tracer.tui.toolkit.panel import Panel
 from tracer.tui.toolkit.theme import Look
 
 INTERLACED_FROM = (16, 40)
-"""With more live requests in sight than the first, each row moves in every other frame; with more than the second, in
-every third: nobody sees it, and the cost of a frame does not rise with them."""
-SORT_OF_COLUMN = {"id": "received", "prompt": "prompt", "out": "output", "phase": "phase", "ms": "e2e"}
+"""With more live requests in sight than the first, each row moves in every other frame; with more
+than the second, in every third: nobody sees it, and the cost of a frame does not rise with them."""
+SORT_OF_COLUMN = {
+    "id": "received",
+    "prompt": "prompt",
+    "out": "output",
+    "phase": "phase",
+    "ms": "e2e",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,14 @@ class Columns:
         elif width >= 26:
             sizes = {"id": 6, "prompt": 0, "hit": 0, "out": 0, "phase": 0, "ms": 8}
         else:
-            sizes = {"id": max(0, min(8, width - 1)), "prompt": 0, "hit": 0, "out": 0, "phase": 0, "ms": 0}
+            sizes = {
+                "id": max(0, min(8, width - 1)),
+                "prompt": 0,
+                "hit": 0,
+                "out": 0,
+                "phase": 0,
+                "ms": 0,
+            }
         at = 1  # the selection marker
         places: dict[str, tuple[int, int]] = {}
         for name in ("id", "prompt", "out", "hit", "phase"):
@@ -74,7 +88,8 @@ class Columns:
 
 
 class Waterfall(Panel):
-    """The requests as bars. It shows what it is given and says what the user did; it asks for nothing itself."""
+    """The requests as bars. It shows what it is given and says what the user did; it asks for
+    nothing itself."""
 
     class Moved(Message):
         """The user selected another request or scrolled."""
@@ -100,7 +115,9 @@ class Waterfall(Panel):
         self.ticks = False
         """Whether bars carry a tick at what was expected of them."""
         self._turn: int | None = None
-        self._cache: dict[tuple[str, int], tuple[RequestView, tuple[object, ...], list[Segment]]] = {}
+        self._cache: dict[
+            tuple[str, int], tuple[RequestView, tuple[object, ...], list[Segment]]
+        ] = {}
 
     # --- data
 
@@ -120,9 +137,11 @@ class Waterfall(Panel):
         """How many requests fit."""
         return max(1, self.size.height - self.header_rows - self.legend_rows)
 
-    def show(self, snapshot: Snapshot, waiting_text: tuple[str, ...] = (), frame: int | None = None) -> None:
-        """Draw a snapshot whose requests are those that the listing asked for. With the number of the `frame`, of many
-        live requests only those move whose turn it is."""
+    def show(
+        self, snapshot: Snapshot, waiting_text: tuple[str, ...] = (), frame: int | None = None
+    ) -> None:
+        """Draw a snapshot whose requests are those that the listing asked for. With the number of
+        the `frame`, of many live requests only those move whose turn it is."""
         self.snapshot = snapshot
         live = sum(view.closed is None for view in self.listing.rows)
         self.turns = 1 + sum(live > enough for enough in INTERLACED_FROM)
@@ -132,8 +151,11 @@ class Waterfall(Panel):
         if rows and self.size:
             latest = max(snapshot.now if view.closed is None else view.closed for view in rows)
             begins = sorted(view.received for view in rows)
-            # Old stragglers must not squeeze everyone else: their bars begin before the page, with a mark.
-            self.axis.fit(begins[len(begins) // 8], latest, SHORTEST if len(rows) > 30 else SHORTEST // 2)
+            # Old stragglers must not squeeze everyone else: their bars begin before the page, with
+            # a mark.
+            self.axis.fit(
+                begins[len(begins) // 8], latest, SHORTEST if len(rows) > 30 else SHORTEST // 2
+            )
         self.repaint()
 
     # --- drawing
@@ -162,7 +184,9 @@ class Waterfall(Panel):
             parts.append(Segment(f"{glyphs.up} {figures.short_count(above)}", self.look.dim))
         if below > 0:
             gap = "  " if parts else ""
-            parts.append(Segment(f"{gap}{glyphs.down} {figures.short_count(below)}", self.look.warn))
+            parts.append(
+                Segment(f"{gap}{glyphs.down} {figures.short_count(below)}", self.look.warn)
+            )
         return parts
 
     def body(self, width: int, height: int) -> list[Row]:
@@ -191,12 +215,20 @@ class Waterfall(Panel):
                 if found is not None and found[1] == stamp and self._still(found[0], view):
                     cache[view.key] = found
                 else:
-                    cache[view.key] = (view, stamp, self._row(view, snapshot.now, width, columns, bars, chosen))
+                    cache[view.key] = (
+                        view,
+                        stamp,
+                        self._row(view, snapshot.now, width, columns, bars, chosen),
+                    )
                 rows.append(cache[view.key][2])
             self._cache = cache
         while len(rows) < height - legend_rows:
             line = Line(width).fill_to(bar_at, look.text)
-            rows.append(line.put(grid, look.grid).end(look.text) if self.listing.rows else blank(width, look.text))
+            rows.append(
+                line.put(grid, look.grid).end(look.text)
+                if self.listing.rows
+                else blank(width, look.text)
+            )
         if legend_rows:
             rows.append(legend(look, width, expected=self.ticks))
         return rows
@@ -205,7 +237,11 @@ class Waterfall(Panel):
         """Whether what was drawn of a request will do for another frame."""
         if view.closed is not None:
             return drawn is view
-        return self._turn is not None and view.key[1] % self.turns != self._turn and drawn.phase is view.phase
+        return (
+            self._turn is not None
+            and view.key[1] % self.turns != self._turn
+            and drawn.phase is view.phase
+        )
 
     def _grid(self, cells: int, ticks: list[Tick]) -> str:
         text = [" "] * cells
@@ -216,7 +252,14 @@ class Waterfall(Panel):
 
     def _column_names(self, width: int, columns: Columns, ticks: list[Tick]) -> Row:
         look, listing = self.look, self.listing
-        names = {"id": "id", "prompt": "prompt", "out": "out", "hit": "hit", "phase": "phase", "ms": "ms"}
+        names = {
+            "id": "id",
+            "prompt": "prompt",
+            "out": "out",
+            "hit": "hit",
+            "phase": "phase",
+            "ms": "ms",
+        }
         line = Line(width)
         for name, label in names.items():
             at, cells = getattr(columns, name)
@@ -228,7 +271,9 @@ class Waterfall(Panel):
             arrow = look.glyphs.up if (listing.flipped != listing.by_arrival) else look.glyphs.down
             text = (label + arrow if sorted_here else label)[:cells]
             style = look.bold if sorted_here else look.dim
-            line.fill_to(at, look.dim).put(text.ljust(cells) if name in ("id", "phase") else text.rjust(cells), style)
+            line.fill_to(at, look.dim).put(
+                text.ljust(cells) if name in ("id", "phase") else text.rjust(cells), style
+            )
         if not columns.ms[1]:
             self._tick_labels(line, columns, ticks)
         return line.end(look.dim)
@@ -256,14 +301,21 @@ class Waterfall(Panel):
         dim = on(look.dim)
         line = Line(width)
         line.put(look.glyphs.select if chosen else " ", on(look.accent) if chosen else base)
-        line.put_segments([Segment(short_id(view.id, columns.id[1], look.glyphs.ellipsis), base)], columns.id[1])
+        line.put_segments(
+            [Segment(short_id(view.id, columns.id[1], look.glyphs.ellipsis), base)], columns.id[1]
+        )
         if columns.prompt[1]:
             line.fill_to(columns.prompt[0], base)
-            line.put(figures.count(view.prompt_tokens).rjust(columns.prompt[1])[-columns.prompt[1] :], base)
+            line.put(
+                figures.count(view.prompt_tokens).rjust(columns.prompt[1])[-columns.prompt[1] :],
+                base,
+            )
         if columns.out[1]:
             line.fill_to(columns.out[0] - 2, base)
             line.put(f" {look.glyphs.arrow}" if columns.prompt[1] else "  ", dim)
-            line.put(figures.count(view.output_tokens).rjust(columns.out[1])[-columns.out[1] :], base)
+            line.put(
+                figures.count(view.output_tokens).rjust(columns.out[1])[-columns.out[1] :], base
+            )
         if columns.hit[1]:
             line.fill_to(columns.hit[0], base)
             line.put(_hit(view).rjust(columns.hit[1]), on(look.good))
@@ -284,7 +336,11 @@ class Waterfall(Panel):
     def _bar(self, view: RequestView, now: int, bars: Bars, back: str | None) -> list[Segment]:
         begin, span, units = self.axis.begin, self.axis.span, bars.units
         end = now if view.closed is None else view.closed
-        stretches = [Stretch((view.received - begin) * units // span, (end - begin) * units // span, UNATTRIBUTED)]
+        stretches = [
+            Stretch(
+                (view.received - begin) * units // span, (end - begin) * units // span, UNATTRIBUTED
+            )
+        ]
         waits: list[tuple[int, int]] = []
         for segment in view.segments:
             stop = end if segment.end is None else segment.end
@@ -293,23 +349,41 @@ class Waterfall(Panel):
                 code |= WAIT
                 if view.preemptions and segment.stage in (Stage.PREFILL, Stage.DECODE):
                     waits.append((segment.begin - stop, segment.begin))
-            stretches.append(Stretch((segment.begin - begin) * units // span, (stop - begin) * units // span, code))
-        # Every preemption is followed by a wait, and by far longer ones than the gaps between chunks.
+            stretches.append(
+                Stretch(
+                    (segment.begin - begin) * units // span, (stop - begin) * units // span, code
+                )
+            )
+        # Every preemption is followed by a wait, and by far longer ones than the gaps between
+        # chunks.
         marks = [
-            (self.axis.column(t, bars.width), self.look.glyphs.preempted) for _, t in sorted(waits)[: view.preemptions]
+            (self.axis.column(t, bars.width), self.look.glyphs.preempted)
+            for _, t in sorted(waits)[: view.preemptions]
         ]
         head = self.axis.column(end, bars.width) if view.closed is None else None
         shade = (0 if view.closed is None else 2) + (view.key[1] & 1)
         should = self.expect(view) if self.ticks else None
-        tick = None if should is None else (view.received + int(should * 1e6) - begin) * units // span
-        return bars.draw(stretches, back, marks=marks, head=head, cut=view.received < begin, shade=shade,
-                         expected=tick)  # fmt: skip
+        tick = (
+            None if should is None else (view.received + int(should * 1e6) - begin) * units // span
+        )
+        return bars.draw(
+            stretches,
+            back,
+            marks=marks,
+            head=head,
+            cut=view.received < begin,
+            shade=shade,
+            expected=tick,
+        )
 
     def _nothing_yet(self, width: int, height: int) -> list[Row]:
-        """What stands in place of the bars: what the program is doing, and the stages that will be seen."""
+        """What stands in place of the bars: what the program is doing, and the stages that will be
+        seen."""
         look = self.look
         rows: list[Row] = []
-        lines = [Line(width).put("  ", look.text).put_text(text, look.bold) for text in self.waiting_text]
+        lines = [
+            Line(width).put("  ", look.text).put_text(text, look.bold) for text in self.waiting_text
+        ]
         if height >= len(lines) + 16 and width >= 50:
             rows.append(blank(width, look.text))
         rows.extend(line.end(look.text) for line in lines)
@@ -317,7 +391,9 @@ class Waterfall(Panel):
             rows.append(blank(width, look.text))
             for stage in STAGES:
                 line = Line(width).put("    ", look.text)
-                line.put(look.fill(stage.stage) * 2, look.stage(stage.stage)).put(f" {int(stage.stage):2d} ", look.dim)
+                line.put(look.fill(stage.stage) * 2, look.stage(stage.stage)).put(
+                    f" {int(stage.stage):2d} ", look.dim
+                )
                 line.put(stage.label.ljust(12), look.text).put(stage.where.ljust(5), look.dim)
                 line.put(f"{stage.begins} {look.glyphs.arrow} {stage.ends}", look.dim)
                 rows.append(line.end(look.text))

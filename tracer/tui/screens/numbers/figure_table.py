@@ -1,4 +1,5 @@
-"""The figures, window beside window: six latencies with their percentiles and samples, then what else is counted."""
+"""The figures, window beside window: six latencies with their percentiles and samples, then what
+else is counted."""
 
 from __future__ import annotations
 
@@ -14,8 +15,13 @@ from tracer.tui.toolkit.panel import Panel
 from tracer.tui.toolkit.theme import Look
 
 LATENCIES = (
-    ("QUEUE", "queue"), ("PREFILL", "prefill"), ("TTFT", "ttft"), ("ITL", "itl"), ("TPOT", "tpot"), ("E2E", "e2e"),
-)  # fmt: skip
+    ("QUEUE", "queue"),
+    ("PREFILL", "prefill"),
+    ("TTFT", "ttft"),
+    ("ITL", "itl"),
+    ("TPOT", "tpot"),
+    ("E2E", "e2e"),
+)
 NAMES = {key: name for name, key in LATENCIES}
 FIRST = 11
 """Cells of the names."""
@@ -86,8 +92,12 @@ class FigureTable(Panel):
             line = Line(width).put(name.ljust(FIRST)[:FIRST], look.accent)
             for window in windows:
                 text = value(window)
-                line.put_text(text[: cells - 1], look.dim if text == figures.UNKNOWN else look.text, cells,
-                              ellipsis=look.glyphs.ellipsis)  # fmt: skip
+                line.put_text(
+                    text[: cells - 1],
+                    look.dim if text == figures.UNKNOWN else look.text,
+                    cells,
+                    ellipsis=look.glyphs.ellipsis,
+                )
             rows.append(line.end(look.text))
         return rows[:height]
 
@@ -98,7 +108,9 @@ class FigureTable(Panel):
             chosen = numbers is not None and window.window_s == numbers.window_s
             name = figures.span(window.window_s)
             at = line.used
-            line.put("p50".ljust(8), look.dim).put("p95".ljust(8), look.dim).put("p99".ljust(8), look.dim)
+            line.put("p50".ljust(8), look.dim).put("p95".ljust(8), look.dim).put(
+                "p99".ljust(8), look.dim
+            )
             line.put("n, ", look.dim).put(name, look.tab_on if chosen else look.dim)
             line.fill_to(at + cells, look.dim)
         return line.end(look.text)
@@ -117,12 +129,15 @@ class FigureTable(Panel):
 
     def _lines(self) -> list[tuple[str, Callable[[Window], str]]]:
         lines: list[tuple[str, Callable[[Window], str]]] = [
-            ("REQUESTS", lambda w: f"{figures.count(w.all.requests)}  {figures.rate(w.all.request_rate)}/s"),
+            (
+                "REQUESTS",
+                lambda w: f"{figures.count(w.all.requests)}  {figures.rate(w.all.request_rate)}/s",
+            ),
             ("TOKENS", _tokens),
             ("HITS", _hits),
             ("BUDGET", _budget),
             ("PREEMPTED", lambda w: figures.count(w.all.preemptions)),
-        ]  # fmt: skip
+        ]
         if self.numbers is not None and self.numbers.ask.slo:
             lines.append(("GOODPUT", lambda w: _goodput(w.all.slo)))
             lines.append(("ATTAINED", lambda w: _attained(w.all.slo)))
@@ -135,7 +150,10 @@ class FigureTable(Panel):
 
 
 def _tokens(window: Window) -> str:
-    into, out = figures.short_count(window.all.tokens_in), figures.short_count(window.all.tokens_out)
+    into, out = (
+        figures.short_count(window.all.tokens_in),
+        figures.short_count(window.all.tokens_out),
+    )
     return f"in {into}/s  out {out}/s"
 
 
@@ -143,7 +161,11 @@ def _hits(window: Window) -> str:
     figure = window.all
     if figure.hit_share is None:
         return figures.UNKNOWN
-    own = "" if figure.hit_requests is None else f"  {figures.percent(figure.hit_requests)}% of ended had any"
+    own = (
+        ""
+        if figure.hit_requests is None
+        else f"  {figures.percent(figure.hit_requests)}% of ended had any"
+    )
     return f"{figures.percent(figure.hit_share)}%{own}"
 
 
@@ -163,7 +185,8 @@ def _attained(slo: Attainment | None) -> str:
     if slo is None:
         return figures.UNKNOWN
     return "  ".join(
-        f"{NAMES.get(name, name)} {figures.UNKNOWN if share is None else figures.percent(share) + '%'}"
+        f"{NAMES.get(name, name)} "
+        f"{figures.UNKNOWN if share is None else figures.percent(share) + '%'}"
         for name, _, share in slo.each
     )
 
@@ -180,6 +203,6 @@ def _ended(window: Window) -> str:
 def _lengths(lengths: Lengths) -> str:
     if lengths.p50 is None:
         return figures.UNKNOWN
-    return "".join(f"{figures.short_count(value):<8}" for value in (lengths.p50, lengths.p95, lengths.p99)) + (
-        f"max {figures.short_count(lengths.most)}"
-    )
+    return "".join(
+        f"{figures.short_count(value):<8}" for value in (lengths.p50, lengths.p95, lengths.p99)
+    ) + (f"max {figures.short_count(lengths.most)}")

@@ -11,7 +11,8 @@ from tracer.tui.toolkit.theme import Look
 
 
 class GaugeLine(Canvas):
-    """Figures with their names; names shorten, then the least telling figures leave, when the row gets narrow."""
+    """Figures with their names; names shorten, then the least telling figures leave, when the row
+    gets narrow."""
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, id="gauges")
@@ -45,7 +46,9 @@ class GaugeLine(Canvas):
             return (figures.UNKNOWN, "") if share is None else (f"{figures.percent(share)}%", count)
 
         def of(value: int | None, most: int | None) -> tuple[str, str]:
-            return figures.count(value), f"/{figures.count(most)}" if most is not None and value is not None else ""
+            return figures.count(
+                value
+            ), f"/{figures.count(most)}" if most is not None and value is not None else ""
 
         return [
             ("KV live", *blocks(gauges.live)),

@@ -12,9 +12,18 @@ from tracer.tui.toolkit.panel import Panel
 from tracer.tui.toolkit.theme import Look
 
 COLUMNS = (
-    ("req/s", 7), ("TTFT p50", 9), ("p95", 8), ("ITL p50", 8), ("p95", 8), ("out/s", 7), ("hits", 6), ("good", 6),
-    ("QUEUE p95", 10), ("E2E p50", 9), ("n", 6),
-)  # fmt: skip
+    ("req/s", 7),
+    ("TTFT p50", 9),
+    ("p95", 8),
+    ("ITL p50", 8),
+    ("p95", 8),
+    ("out/s", 7),
+    ("hits", 6),
+    ("good", 6),
+    ("QUEUE p95", 10),
+    ("E2E p50", 9),
+    ("n", 6),
+)
 """Heads and cells, the most telling first: what does not fit is left out."""
 
 
@@ -58,7 +67,11 @@ class GroupTable(Panel):
     def body(self, width: int, height: int) -> list[Row]:
         look = self.look
         if not self.rows:
-            return [Line(width).put(f"no {self.dimension} has sent a request yet", look.dim).end(look.text)]
+            return [
+                Line(width)
+                .put(f"no {self.dimension} has sent a request yet", look.dim)
+                .end(look.text)
+            ]
         first = max(10, min(28, width // 3))
         line = Line(width).put(self.dimension.ljust(first), look.dim)
         shown = []
@@ -71,7 +84,9 @@ class GroupTable(Panel):
         seen = max(1, height - 1)
         top = max(0, min(self.chosen - seen // 2, len(self.rows) - seen))
         for index, group in enumerate(self.rows[top : top + seen], top):
-            rows.append(self._row(group, width, first, len(shown), index == self.chosen and self.has_focus))
+            rows.append(
+                self._row(group, width, first, len(shown), index == self.chosen and self.has_focus)
+            )
         return rows
 
     def _row(self, group: GroupFigures, width: int, first: int, shown: int, chosen: bool) -> Row:
@@ -79,7 +94,9 @@ class GroupTable(Panel):
         name = self.titles.get(group.name) or group.name or "(none)"
         mark = look.glyphs.select if chosen else " "
         line = Line(width).put(mark, look.accent)
-        line.put_text(name, look.bold if chosen else look.text, first - 1, ellipsis=look.glyphs.ellipsis)
+        line.put_text(
+            name, look.bold if chosen else look.text, first - 1, ellipsis=look.glyphs.ellipsis
+        )
         for (_, cells), text in zip(COLUMNS[:shown], _values(group), strict=False):
             line.put(text.rjust(cells)[-cells:], look.dim if text == figures.UNKNOWN else look.text)
         return line.end(look.text)
@@ -91,11 +108,18 @@ def _values(group: GroupFigures) -> list[str]:
     queue, e2e = figure.timers.get("queue", Quantiles()), figure.timers.get("e2e", Quantiles())
     share = None if figure.slo is None else figure.slo.share
     return [
-        figures.rate(figure.request_rate), figures.milliseconds(ttft.p50), figures.milliseconds(ttft.p95),
-        figures.milliseconds(itl.p50), figures.milliseconds(itl.p95), figures.short_count(figure.tokens_out),
-        _percent(figure.hit_share), _percent(share), figures.milliseconds(queue.p95), figures.milliseconds(e2e.p50),
+        figures.rate(figure.request_rate),
+        figures.milliseconds(ttft.p50),
+        figures.milliseconds(ttft.p95),
+        figures.milliseconds(itl.p50),
+        figures.milliseconds(itl.p95),
+        figures.short_count(figure.tokens_out),
+        _percent(figure.hit_share),
+        _percent(share),
+        figures.milliseconds(queue.p95),
+        figures.milliseconds(e2e.p50),
         figures.short_count(ttft.count),
-    ]  # fmt: skip
+    ]
 
 
 def _percent(share: float | None) -> str:

@@ -1,6 +1,7 @@
 """One engine over time: how long its steps took and where they stalled; its blocks and its queue.
 
-Time fills the plot and then jumps by a quarter of it: a plot that crept by a column would send all of itself each time.
+Time fills the plot and then jumps by a quarter of it: a plot that crept by a column would send all
+of itself each time.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class HistoryPlot(Plot):
         """Draw the engine's history up to now."""
         self.history, self.gauges = numbers.history, numbers.gauges
         self.now_s = (numbers.now - numbers.began) / NS_PER_S
-        self.window_s = numbers.window_s if math.isfinite(numbers.window_s) else max(self.now_s, 1.0)
+        self.window_s = (
+            numbers.window_s if math.isfinite(numbers.window_s) else max(self.now_s, 1.0)
+        )
         self.repaint()
 
     def note(self) -> list[Segment]:
@@ -45,7 +48,8 @@ class HistoryPlot(Plot):
         return [Segment(label(title)[:24], self.look.dim)] if title else []
 
     def page(self, cells: int) -> tuple[list[list[Stretch]], float, float]:
-        """The stretches of each column, the instant at which the page begins and the length of a column (s)."""
+        """The stretches of each column, the instant at which the page begins and the length of a
+        column (s)."""
         grain = self.history.grain_s
         per = grain * max(1, math.ceil(min(self.window_s, max(self.now_s, grain)) / grain / cells))
         if self.now_s <= self.window_s:  # all of it, from the begin
@@ -64,7 +68,10 @@ class HistoryPlot(Plot):
     def ticks(self, cells: int, begin: float, per: float) -> list[tuple[int, str]]:
         """Instants below, since the trace began."""
         step = max(1, cells // 5)
-        return [(at, figures.instant(round((begin + at * per) * NS_PER_S))) for at in range(0, cells - 4, step)]
+        return [
+            (at, figures.instant(round((begin + at * per) * NS_PER_S)))
+            for at in range(0, cells - 4, step)
+        ]
 
 
 class StepPlot(HistoryPlot):
@@ -84,26 +91,36 @@ class StepPlot(HistoryPlot):
         stalls = self._stalls(columns, per)
         known = [column for column in columns if column]
         middle = max((_mean(column) for column in known), default=0.0)
-        top = nice_top(min(max((_peak(column) for column in known), default=0.0), 4 * middle) or 1.0)
+        top = nice_top(
+            min(max((_peak(column) for column in known), default=0.0), 4 * middle) or 1.0
+        )
         solid = tone(look, Stage.LM_HEAD if not look.fine else Stage.DECODE)
         quiet = tone(look, Stage.DECODE, "░", ".", quiet=True)
         drawn: list[list[Cell]] = []
         for index, column in enumerate(columns):
-            parts = ((_mean(column), solid), (_peak(column) - _mean(column), quiet)) if column else ()
+            parts = (
+                ((_mean(column), solid), (_peak(column) - _mean(column), quiet)) if column else ()
+            )
             own = column_cells(look, parts, height, top)
             if index in stalls:
                 own[0] = (look.glyphs.warning, look.bad)
             drawn.append(own)
         words = self.legend()
-        longest = max((stretch.wait for column in columns for stretch in column if stretch.stalled), default=0.0)
+        longest = max(
+            (stretch.wait for column in columns for stretch in column if stretch.stalled),
+            default=0.0,
+        )
         if stalls:
             waited = f"members waited up to {figures.milliseconds(longest)} ms between steps"
             words = [Segment(f"{look.glyphs.warning} stalled: {waited}", look.bad)]
-        return Chart(drawn, f"{top:g} ms", "0", self.ticks(cells, begin, per), words, f"{top / 2:g}")
+        return Chart(
+            drawn, f"{top:g} ms", "0", self.ticks(cells, begin, per), words, f"{top / 2:g}"
+        )
 
     @staticmethod
     def _stalls(columns: Sequence[Sequence[Stretch]], per: float) -> set[int]:
-        """Columns in which no step ran although there were members: a stall ends with the step that tells of it."""
+        """Columns in which no step ran although there were members: a stall ends with the step that
+        tells of it."""
         found: set[int] = set()
         for index, column in enumerate(columns):
             for stretch in column:
@@ -113,13 +130,18 @@ class StepPlot(HistoryPlot):
 
     def legend(self) -> list[Segment]:
         look = self.look
-        return swatches(look, [
-            (tone(look, Stage.DECODE), "mean"), (tone(look, Stage.DECODE, "░", ".", quiet=True), "longest   no stall"),
-        ])  # fmt: skip
+        return swatches(
+            look,
+            [
+                (tone(look, Stage.DECODE), "mean"),
+                (tone(look, Stage.DECODE, "░", ".", quiet=True), "longest   no stall"),
+            ],
+        )
 
 
 class PoolPlot(HistoryPlot):
-    """Blocks that requests hold and blocks kept for reuse, as shares of all; below, on its own scale, the queue."""
+    """Blocks that requests hold and blocks kept for reuse, as shares of all; below, on its own
+    scale, the queue."""
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, "pool-plot")
@@ -142,7 +164,8 @@ class PoolPlot(HistoryPlot):
         for index, column in enumerate(columns):
             if begin + index * per > self.now_s:
                 break
-            used, kept, total = _pool(column) or (used, kept, total)  # what nothing changed is as it was
+            # what nothing changed is as it was
+            used, kept, total = _pool(column) or (used, kept, total)
             parts = ((used / total, live), (kept / total, cached)) if total else ()
             above = column_cells(look, parts, height - queue_height, 1.0)
             most = float(max((stretch.waiting for stretch in column), default=0))
@@ -169,7 +192,8 @@ def _peak(column: Sequence[Stretch]) -> float:
 
 
 def _pool(column: Sequence[Stretch]) -> tuple[float, float, float] | None:
-    """Blocks in use and kept at the end of a column, and all of them; None where that is not told."""
+    """Blocks in use and kept at the end of a column, and all of them; None where that is not
+    told."""
     for stretch in reversed(column):
         if stretch.used is not None and stretch.free is not None:
             kept = stretch.cached or 0

@@ -1,6 +1,6 @@
-"""ITL against a size: batch or position in the sequence. Both on one scale, so that it is seen which of the two it
-rises with: with the batch it is past the ridge, with the position it reads the cache, with neither it is no matter of
-the device."""
+"""ITL against a size: batch or position in the sequence. Both on one scale, so that it is seen
+which of the two it rises with: with the batch it is past the ridge, with the position it reads the
+cache, with neither it is no matter of the device."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tracer.tui.toolkit.plot import Chart, Plot, swatches, tone
 from tracer.tui.toolkit.theme import Look
 
 RISES, FLAT = 1.5, 1.2
-"""A rise (p50 at the upper end over p50 at the lower) that is one, and one that is none: within the spread of a busy
-host and of the ranges' 4 %."""
+"""A rise (p50 at the upper end over p50 at the lower) that is one, and one that is none: within the
+spread of a busy host and of the ranges' 4 %."""
 SPAN = 3.0
 """Sizes must differ by so much for a curve to be called flat."""
 
@@ -34,7 +34,8 @@ class ItlPlot(Plot):
         self.cause = ""
 
     def show(self, curve: Curve, top: float, cause: str) -> None:
-        """Draw a curve on a scale up to `top` ms; `cause` says in a few words what its shape means."""
+        """Draw a curve on a scale up to `top` ms; `cause` says in a few words what its shape
+        means."""
         self.curve, self.top, self.cause = curve, top, cause
         self.repaint()
 
@@ -61,20 +62,28 @@ class ItlPlot(Plot):
         solid, quiet = tone(look, Stage.DECODE), tone(look, Stage.DECODE, "░", ".", quiet=True)
         thin = tone(look, Stage.TEARDOWN, "▒", "-")
         columns = [
-            ((point.p50, solid if point.count >= few else thin), (point.p95 - point.p50, quiet)) for point in points
+            ((point.p50, solid if point.count >= few else thin), (point.p95 - point.p50, quiet))
+            for point in points
         ]
         drawn, slot = bars(look, columns, height, self.top, cells)
         return Chart(
-            drawn, f"{self.top:g} ms", "0", [(at * slot, figures.short_count(p.low)) for at, p in enumerate(points)],
+            drawn,
+            f"{self.top:g} ms",
+            "0",
+            [(at * slot, figures.short_count(p.low)) for at, p in enumerate(points)],
             middle=f"{self.top / 2:g}",
-        )  # fmt: skip
+        )
 
     def legend(self) -> list[Segment]:
         look = self.look
-        return swatches(look, [
-            (tone(look, Stage.DECODE), "p50"), (tone(look, Stage.DECODE, "░", ".", quiet=True), "p95"),
-            (tone(look, Stage.TEARDOWN, "▒", "-"), f"few samples   x: {self.by}"),
-        ])  # fmt: skip
+        return swatches(
+            look,
+            [
+                (tone(look, Stage.DECODE), "p50"),
+                (tone(look, Stage.DECODE, "░", ".", quiet=True), "p95"),
+                (tone(look, Stage.TEARDOWN, "▒", "-"), f"few samples   x: {self.by}"),
+            ],
+        )
 
 
 def word_of(curve: Curve) -> str:
@@ -94,9 +103,13 @@ def wide(curve: Curve) -> bool:
 
 def scale_of(numbers: Numbers) -> float:
     """One scale for both plots, in ms."""
-    values = [point.p95 for curve in (numbers.by_batch, numbers.by_position) for point in curve.points]
+    values = [
+        point.p95 for curve in (numbers.by_batch, numbers.by_position) for point in curve.points
+    ]
     # A single wild range must not flatten all others.
-    middle = [point.p50 for curve in (numbers.by_batch, numbers.by_position) for point in curve.points]
+    middle = [
+        point.p50 for curve in (numbers.by_batch, numbers.by_position) for point in curve.points
+    ]
     return nice_top(min(max(values, default=0.0), 4 * max(middle, default=0.0)))
 
 
@@ -119,11 +132,17 @@ def cause_of(numbers: Numbers) -> tuple[str, bool]:
     by_batch = batch.rise is not None and batch.rise >= RISES
     by_position = position.rise is not None and position.rise >= RISES
     if by_batch and by_position:
-        return "ITL rises with batch and with position: which came first, tracer diagnose tells", True
+        return (
+            "ITL rises with batch and with position: which came first, tracer diagnose tells",
+            True,
+        )
     if by_batch:
         return "ITL rises with the batch: past the ridge, more sequences cost every token", True
     if by_position:
         return "ITL rises with the position: cache reads of long contexts", True
     if word_of(batch) == "flat" and word_of(position) == "flat":
-        return "ITL is flat in both: if it is slow, look at the CPU (steps, stream), not at the batch", True
+        return (
+            "ITL is flat in both: if it is slow, look at the CPU (steps, stream), not at the batch",
+            True,
+        )
     return "ITL depends little on batch and position, as far as they differ here", False

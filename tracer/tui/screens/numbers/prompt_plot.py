@@ -1,4 +1,5 @@
-"""TTFT against the length of the prompt, split into queue and prefill: what grows with prompts, and what does not."""
+"""TTFT against the length of the prompt, split into queue and prefill: what grows with prompts, and
+what does not."""
 
 from __future__ import annotations
 
@@ -51,13 +52,20 @@ class PromptPlot(Plot):
         for point in points:
             waited = min(point.queue or 0.0, point.p50)
             computed = min(point.prefill or 0.0, point.p50 - waited)
-            columns.append(((waited, queue), (computed, prefill), (point.p50 - waited - computed, rest)))
+            columns.append(
+                ((waited, queue), (computed, prefill), (point.p50 - waited - computed, rest))
+            )
         top = nice_top(max(point.p50 for point in points))
         drawn, slot = bars(self.look, columns, height, top, cells)
         labels = [(at * slot, figures.short_count(point.low)) for at, point in enumerate(points)]
         name = f"{top:g} ms" if top < 10_000 else f"{top / 1000:g} s"
-        return Chart(drawn, name, "0", labels, middle=f"{top / 2:g}" if top < 10_000 else f"{top / 2000:g}")
+        return Chart(
+            drawn, name, "0", labels, middle=f"{top / 2:g}" if top < 10_000 else f"{top / 2000:g}"
+        )
 
     def legend(self) -> list[Segment]:
         queue, prefill, rest = self._tones()
-        return swatches(self.look, [(queue, "queue"), (prefill, "prefill"), (rest, "rest   p50, x: prompt tokens")])
+        return swatches(
+            self.look,
+            [(queue, "queue"), (prefill, "prefill"), (rest, "rest   p50, x: prompt tokens")],
+        )

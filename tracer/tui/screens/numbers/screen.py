@@ -1,4 +1,5 @@
-"""The Numbers screen: every figure over every window, split by engine, route or tenant, and what they depend on."""
+"""The Numbers screen: every figure over every window, split by engine, route or tenant, and what
+they depend on."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from tracer.tui.toolkit.tab_line import TabLine
 from tracer.tui.toolkit.theme import Look
 
 ALL_FROM = Size(132, 34)
-"""Screens at least this large show all plots; on smaller ones one at a time, chosen on the tab line."""
+"""Screens at least this large show all plots; on smaller ones one at a time, chosen on the tab
+line."""
 EVERY = 5
 """Frames between updates: twice a second. Figures that change faster cannot be read."""
 
@@ -69,7 +71,9 @@ class NumbersScreen(FrameScreen):
             self.by_batch, self.by_position, self.prompts, self.steps, self.pool, self.groups,
         )  # fmt: skip
         self.part = 0
-        self.tabs = TabLine(look, ("ITL/batch", "ITL/position", "TTFT/prompt", "steps", "KV", "groups"))
+        self.tabs = TabLine(
+            look, ("ITL/batch", "ITL/position", "TTFT/prompt", "steps", "KV", "groups")
+        )
         self.line = LineInput(look)
         self.line_label = LineLabel(look)
         self.text = ""
@@ -103,7 +107,9 @@ class NumbersScreen(FrameScreen):
         banner = min(self.banner.rows, max(0, height - 6))
         top = context + gauges + banner
         main = max(1, height - top - keys - line)
-        regions = column(0, 0, width, [(self.context, context), (self.gauges, gauges), (self.banner, banner)])
+        regions = column(
+            0, 0, width, [(self.context, context), (self.gauges, gauges), (self.banner, banner)]
+        )
         name = min(9, width // 3)
         regions.update(column(0, top + main, name, [(self.line_label, line)]))
         regions.update(column(name, top + main, width - name, [(self.line, line)]))
@@ -123,7 +129,12 @@ class NumbersScreen(FrameScreen):
             table = max(8, min(self.figures.wanted(width), height - max(8, height // 3) - 1))
             self._titles(False)
             rest = height - table - 1
-            return column(0, top, width, [(self.figures, table), (self.tabs, 1), (self.parts[self.part], rest)])
+            return column(
+                0,
+                top,
+                width,
+                [(self.figures, table), (self.tabs, 1), (self.parts[self.part], rest)],
+            )
         table = min(self.figures.wanted(width), height // 2)
         regions = column(0, top, width, [(self.figures, table)])
         self._edges(True)
@@ -203,16 +214,21 @@ class NumbersScreen(FrameScreen):
         """Keys of the last line."""
         app = self.tracer
         keys = [
-            Key("?", "help", "app.help"), Key("Esc", "back", "leave"), Key("w", "window", "app.window"),
-            Key("/", "filter", "filter", bool(self.text)), Key("G", f"by {self.dimension}", "group"),
+            Key("?", "help", "app.help"),
+            Key("Esc", "back", "leave"),
+            Key("w", "window", "app.window"),
+            Key("/", "filter", "filter", bool(self.text)),
+            Key("G", f"by {self.dimension}", "group"),
             Key("o", "targets", "objectives", bool(app.slo)),
-        ]  # fmt: skip
+        ]
         if not self._all(self.size):
             keys.append(Key("c", "plot", "plot(1)"))
         keys += [
-            Key("Tab", "focus", "app.focus_next"), Key("Space", "pause", "app.pause", app.lens.paused),
-            Key("m", "maximise", "maximise", self.maximised_panel is not None), Key("q", "quit", "app.quit"),
-        ]  # fmt: skip
+            Key("Tab", "focus", "app.focus_next"),
+            Key("Space", "pause", "app.pause", app.lens.paused),
+            Key("m", "maximise", "maximise", self.maximised_panel is not None),
+            Key("q", "quit", "app.quit"),
+        ]
         return keys
 
     # --- what the user does
@@ -272,7 +288,9 @@ class NumbersScreen(FrameScreen):
     def action_objectives(self) -> None:
         """Type what latencies are to stay within."""
         self.line_label.show("targets")
-        self.line.open("targets", str(self.tracer.slo), "ttft=500ms,itl=50ms; also queue, prefill, tpot, e2e")
+        self.line.open(
+            "targets", str(self.tracer.slo), "ttft=500ms,itl=50ms; also queue, prefill, tpot, e2e"
+        )
         self.place()
 
     @on(Input.Changed)

@@ -1,9 +1,11 @@
-"""The time axis of one request, on which 0.1 ms of tokenising and 1,800 ms of decoding must both be seen.
+"""The time axis of one request, on which 0.1 ms of tokenising and 1,800 ms of decoding must both be
+seen.
 
-*Elastic*: the line is cut at the instants where stages begin and end, and each piece gets columns by the logarithm of
-its length; order and proportions within a piece stay true, and the marks say the real times. *Linear*: one
-scale. *First token*: one scale, up to the first token handed out. While the request runs its end is rounded up, so that
-the axis jumps now and then instead of creeping.
+*Elastic*: the line is cut at the instants where stages begin and end, and each piece gets columns
+by the logarithm of its length; order and proportions within a piece stay true, and the marks say
+the real times. *Linear*: one scale. *First token*: one scale, up to the first token handed out.
+While the request runs its end is rounded up, so that the axis jumps now and then instead of
+creeping.
 """
 
 from __future__ import annotations
@@ -76,7 +78,10 @@ class RequestAxis:
             for t, place in zip(self.times, self.places, strict=True):
                 column = place // self.unit
                 label = figures.milliseconds((t - origin) / 1e6)
-                if column - last >= max(spacing, len(label) + 2) and column + len(label) + 1 <= columns:
+                if (
+                    column - last >= max(spacing, len(label) + 2)
+                    and column + len(label) + 1 <= columns
+                ):
                     ticks.append(Tick(column, "0" if t == origin else label))
                     last = column
             return ticks
@@ -113,7 +118,9 @@ def axis_of(view: RequestView, now: int, width: int, unit: int, scale: Scale) ->
             if t is not None and begin <= t <= end:
                 knots.add(t)
     if len(view.chunks) <= 12:
-        knots.update(t for chunk in view.chunks for t in (chunk.begin, chunk.end) if begin <= t <= end)
+        knots.update(
+            t for chunk in view.chunks for t in (chunk.begin, chunk.end) if begin <= t <= end
+        )
     times = tuple(sorted(knots))
     columns = elastic_widths([(b - a) / 1e6 for a, b in itertools.pairwise(times)], width)
     places = [0]

@@ -1,4 +1,5 @@
-"""Cards of plain rows on the Request screen: shapes and bytes, the decode breakdown, and what the request holds."""
+"""Cards of plain rows on the Request screen: shapes and bytes, the decode breakdown, and what the
+request holds."""
 
 from __future__ import annotations
 
@@ -73,7 +74,12 @@ class DecodeCard(Panel):
         steps = self.tokens - 1
         if steps < 1 or not self.parts:
             return []
-        return [Segment(f"{figures.milliseconds(sum(self.parts.values()) / steps)} ms a token", self.look.dim)]
+        return [
+            Segment(
+                f"{figures.milliseconds(sum(self.parts.values()) / steps)} ms a token",
+                self.look.dim,
+            )
+        ]
 
     def body(self, width: int, height: int) -> list[Row]:
         look = self.look
@@ -122,7 +128,9 @@ class HoldingsCard(Panel):
 
         def row(name: str, text: str) -> None:
             line = Line(width).put(name.ljust(12), look.dim)
-            rows.append(line.put_text(text, look.text, ellipsis=look.glyphs.ellipsis).end(look.text))
+            rows.append(
+                line.put_text(text, look.text, ellipsis=look.glyphs.ellipsis).end(look.text)
+            )
 
         row("KV blocks", self._blocks())
         prefix = prefix_of(view, self.engine.block_size) if self.engine is not None else None
@@ -132,17 +140,28 @@ class HoldingsCard(Panel):
             row("block ids", _runs(detail.block_ids))
         if view.chunks:
             chunks = "  ".join(
-                f"{figures.count(chunk.tokens)} in {figures.milliseconds((chunk.end - chunk.begin) / 1e6)} ms"
+                f"{figures.count(chunk.tokens)} in "
+                f"{figures.milliseconds((chunk.end - chunk.begin) / 1e6)} ms"
                 for chunk in view.chunks[:20]
             )
-            row("prefill", f"{len(view.chunks)} chunk{'s' if len(view.chunks) > 1 else ''}: {chunks}")
-        lost = f", {figures.count(view.recomputed_tokens)} tokens computed again" if view.preemptions else ""
+            row(
+                "prefill",
+                f"{len(view.chunks)} chunk{'s' if len(view.chunks) > 1 else ''}: {chunks}",
+            )
+        lost = (
+            f", {figures.count(view.recomputed_tokens)} tokens computed again"
+            if view.preemptions
+            else ""
+        )
         row("preemptions", f"{figures.count(view.preemptions)}{lost}")
         row("batch", figures.count(view.batch) if view.batch is not None else "in no step yet")
         if detail.batch_mates:
             row("batch-mates", ", ".join(detail.batch_mates[:60]))
         if view.sent_bytes is not None:
-            row("handed out", f"{figures.size(view.sent_bytes)} in {figures.count(view.sent_chunks)} chunks")
+            row(
+                "handed out",
+                f"{figures.size(view.sent_bytes)} in {figures.count(view.sent_chunks)} chunks",
+            )
         if view.client_id:
             row("client's id", view.client_id)
         if view.tenant:

@@ -24,9 +24,17 @@ class RequestHead(Canvas):
         self.status_style: Style = look.good
         self.now = 0
 
-    def show(self, view: RequestView | None, now: int, status: str, style: Style, missing: str = "") -> None:
+    def show(
+        self, view: RequestView | None, now: int, status: str, style: Style, missing: str = ""
+    ) -> None:
         """Draw a request, or why there is none."""
-        self.view, self.now, self.status, self.status_style, self.missing = view, now, status, style, missing
+        self.view, self.now, self.status, self.status_style, self.missing = (
+            view,
+            now,
+            status,
+            style,
+            missing,
+        )
         self.repaint()
 
     def paint(self, width: int, height: int) -> list[Row]:
@@ -36,7 +44,9 @@ class RequestHead(Canvas):
         status = label(self.status)
         room = max(0, width - cell_width(status) - 2)
         if view is None:
-            line.put_text(f" {self.missing}", look.warn, min(room, width), ellipsis=look.glyphs.ellipsis)
+            line.put_text(
+                f" {self.missing}", look.warn, min(room, width), ellipsis=look.glyphs.ellipsis
+            )
             return [self._with_status(line, status, width)]
         phase, style = phase_text(view, look)
         parts: list[tuple[str, Style]] = [(view.id, look.accent), (phase, style)]
@@ -49,7 +59,9 @@ class RequestHead(Canvas):
         if view.streaming is not None:
             parts.append(("streaming" if view.streaming else "not streaming", look.dim))
         if view.status_code is not None:
-            parts.append((f"HTTP {view.status_code}", look.bad if view.status_code >= 400 else look.dim))
+            parts.append(
+                (f"HTTP {view.status_code}", look.bad if view.status_code >= 400 else look.dim)
+            )
         if view.disconnected:
             parts.append(("client hung up", look.warn))
         line.put(" ", look.text)
@@ -59,7 +71,9 @@ class RequestHead(Canvas):
                 break
             if index:
                 line.put(f" {look.glyphs.dot} ", look.faint)
-            line.put_text(text, part_style, min(cell_width(label(text)), left), ellipsis=look.glyphs.ellipsis)
+            line.put_text(
+                text, part_style, min(cell_width(label(text)), left), ellipsis=look.glyphs.ellipsis
+            )
         rows: list[Row] = [self._with_status(line, status, width)]
         if height > 1:
             rows.append(self._numbers(view, width))
@@ -85,11 +99,16 @@ class RequestHead(Canvas):
         if e2e is None:
             e2e = ((self.now if view.closed is None else view.closed) - view.received) / 1e6
         items = [
-            ("prompt", prompt), ("out", out), ("E2E" if not live else "so far", f"{figures.milliseconds(e2e)} ms"),
-            ("TTFT", figures.milliseconds(view.ttft_ms)), ("queue", figures.milliseconds(view.queue_ms)),
-            ("TPOT", figures.milliseconds(view.tpot_ms)), ("batch", figures.count(view.batch)),
-            ("preempted", figures.count(view.preemptions)), ("engine TTFT", figures.milliseconds(view.engine_ttft_ms)),
-        ]  # fmt: skip
+            ("prompt", prompt),
+            ("out", out),
+            ("E2E" if not live else "so far", f"{figures.milliseconds(e2e)} ms"),
+            ("TTFT", figures.milliseconds(view.ttft_ms)),
+            ("queue", figures.milliseconds(view.queue_ms)),
+            ("TPOT", figures.milliseconds(view.tpot_ms)),
+            ("batch", figures.count(view.batch)),
+            ("preempted", figures.count(view.preemptions)),
+            ("engine TTFT", figures.milliseconds(view.engine_ttft_ms)),
+        ]
         if not view.preemptions:
             del items[7]
         line = Line(width).put(" ", look.text)
@@ -97,5 +116,7 @@ class RequestHead(Canvas):
             cells = len(name) + len(value) + 1
             if line.room < cells + 3:
                 break
-            line.put("   " if index else "", look.text).put(name + " ", look.dim).put(value, look.bold)
+            line.put("   " if index else "", look.text).put(name + " ", look.dim).put(
+                value, look.bold
+            )
         return line.end(look.text)

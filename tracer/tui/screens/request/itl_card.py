@@ -1,4 +1,5 @@
-"""Inter-token latency of one request: a column for each token (or for some), its spikes, and the batch beneath."""
+"""Inter-token latency of one request: a column for each token (or for some), its spikes, and the
+batch beneath."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from tracer.tui.toolkit.theme import Look
 
 
 class ItlCard(Panel):
-    """Gaps between tokens over the output, highest in each column; gaps far above the median stand out."""
+    """Gaps between tokens over the output, highest in each column; gaps far above the median stand
+    out."""
 
     pad = 1
 
@@ -41,7 +43,11 @@ class ItlCard(Panel):
         if not self.gaps:
             return []
         ordered = sorted(self.gaps)
-        parts = (("p50", quantile(ordered, 0.5)), ("p95", quantile(ordered, 0.95)), ("max", ordered[-1]))
+        parts = (
+            ("p50", quantile(ordered, 0.5)),
+            ("p95", quantile(ordered, 0.95)),
+            ("max", ordered[-1]),
+        )
         segments: list[Segment] = []
         for name, value in parts:
             segments.append(Segment(("  " if segments else "") + name + " ", look.dim))
@@ -64,7 +70,13 @@ class ItlCard(Panel):
         for index, segments in enumerate(rows):
             line = Line(width)
             if labels:
-                label = figures.milliseconds(top) if index == 0 else "0" if index == lines - 1 and lines > 1 else ""
+                label = (
+                    figures.milliseconds(top)
+                    if index == 0
+                    else "0"
+                    if index == lines - 1 and lines > 1
+                    else ""
+                )
                 line.put(label.rjust(labels - 1) + " ", look.dim)
             line.put_segments(segments, sum(len(segment.text) for segment in segments))
             result.append(line.end(look.text))
@@ -74,7 +86,11 @@ class ItlCard(Panel):
             line = Line(width)
             if labels:
                 line.put(f"b {most:.0f}".rjust(labels - 1) + " ", look.dim)
-            result.append(line.put(plot(sizes, look.glyphs.rises, 1, most)[0], look.stage(Stage.DECODE)).end(look.text))
+            result.append(
+                line.put(plot(sizes, look.glyphs.rises, 1, most)[0], look.stage(Stage.DECODE)).end(
+                    look.text
+                )
+            )
         if height >= 3:
             line = Line(width).fill_to(labels, look.dim).put("token 2", look.dim)
             end = figures.count(len(self.gaps) + 1)
@@ -86,7 +102,8 @@ class ItlCard(Panel):
 def plot_rows(
     look: Look, columns: Sequence[float], height: int, top: float, spike: float, cells: int
 ) -> list[list[Segment]]:
-    """Columns as rows of glyphs, the first row on top; columns above `spike` take the colour of a warning."""
+    """Columns as rows of glyphs, the first row on top; columns above `spike` take the colour of a
+    warning."""
     calm, high = look.stage(Stage.DECODE), look.warn
     rows: list[list[Segment]] = []
     for text in plot(columns, look.glyphs.rises, height, top):
@@ -94,7 +111,9 @@ def plot_rows(
         begin = 0
         for index in range(1, len(text) + 1):
             if index == len(text) or (columns[index] > spike) != (columns[begin] > spike):
-                segments.append(Segment(text[begin:index], high if columns[begin] > spike else calm))
+                segments.append(
+                    Segment(text[begin:index], high if columns[begin] > spike else calm)
+                )
                 begin = index
         rest = cells - len(text)
         if rest > 0:
@@ -104,7 +123,8 @@ def plot_rows(
 
 
 def bucketed(values: Sequence[float], cells: int) -> list[float]:
-    """At most `cells` values: the largest of each run of neighbours, so that a spike never disappears."""
+    """At most `cells` values: the largest of each run of neighbours, so that a spike never
+    disappears."""
     if len(values) <= cells:
         return list(values)
     edges = [index * len(values) // cells for index in range(cells + 1)]

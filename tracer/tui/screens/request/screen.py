@@ -94,7 +94,11 @@ class RequestScreen(CardScreen):
             self._edge(False)
             regions[maximised] = Region(0, top, width, main)
             return regions
-        stages = StageTable.ROWS + (1 if main >= 20 else 0) + (3 if main >= 34 else 1 if main >= 26 else 0)
+        stages = (
+            StageTable.ROWS
+            + (1 if main >= 20 else 0)
+            + (3 if main >= 34 else 1 if main >= 26 else 0)
+        )
         stages = min(stages, main)
         rest = main - stages
         regions.update(column(0, top, width, [(self.stages, stages)]))
@@ -107,7 +111,9 @@ class RequestScreen(CardScreen):
             regions[self.stages] = Region(0, top, width, main)
             return regions
         self._edge(False, titled=False)
-        regions.update(column(0, top + stages, width, [(self.tabs, 1), (self.cards[self.card], rest - 1)]))
+        regions.update(
+            column(0, top + stages, width, [(self.tabs, 1), (self.cards[self.card], rest - 1)])
+        )
         return regions
 
     def _two_columns(self, width: int, top: int, height: int) -> dict[Widget, Region]:
@@ -115,15 +121,27 @@ class RequestScreen(CardScreen):
         right = max(54, width * 9 // 20)
         left = width - right
         output = max(3, height // 2)
-        shapes, holdings, decode = split(height, min(16, max(5, height * 3 // 10)), min(9, max(4, height // 5)),
-                                         min(7, max(4, height // 6)))  # fmt: skip
+        shapes, holdings, decode = split(
+            height,
+            min(16, max(5, height * 3 // 10)),
+            min(9, max(4, height // 5)),
+            min(7, max(4, height // 6)),
+        )
         itl = height - shapes - holdings - decode
         regions = column(0, top, left, [(self.prompt, height - output), (self.output, output)])
         regions.update(
-            column(left, top, right, [
-                (self.itl, itl), (self.decode, decode), (self.shapes, shapes), (self.holdings, holdings),
-            ])
-        )  # fmt: skip
+            column(
+                left,
+                top,
+                right,
+                [
+                    (self.itl, itl),
+                    (self.decode, decode),
+                    (self.shapes, shapes),
+                    (self.holdings, holdings),
+                ],
+            )
+        )
         return regions
 
     def _edge(self, edge: bool, titled: bool = True) -> None:
@@ -169,9 +187,13 @@ class RequestScreen(CardScreen):
         if not first and not due:
             return
         self.prompt.show(
-            detail.prompt_text, facts_of(view.prompt_tokens, detail.prompt_chars), detail.prompt_ids,
-            "the prompt's text was not recorded" if view.prompt_tokens is not None else "no prompt yet",
-        )  # fmt: skip
+            detail.prompt_text,
+            facts_of(view.prompt_tokens, detail.prompt_chars),
+            detail.prompt_ids,
+            "the prompt's text was not recorded"
+            if view.prompt_tokens is not None
+            else "no prompt yet",
+        )
         reason = f", {view.finish_reason}" if view.finish_reason else ""
         chars = len(detail.output_text) if detail.output_text else None
         self.output.show(
@@ -186,7 +208,10 @@ class RequestScreen(CardScreen):
     @staticmethod
     def _engine(snapshot: Snapshot, view: RequestView) -> EngineView | None:
         engines = engines_of(snapshot)
-        return next((engine for engine in engines if engine.source == view.source), engines[0] if engines else None)
+        return next(
+            (engine for engine in engines if engine.source == view.source),
+            engines[0] if engines else None,
+        )
 
     def redraw(self) -> None:
         """Draw everything now."""
@@ -196,10 +221,13 @@ class RequestScreen(CardScreen):
     def keys(self) -> Sequence[Key]:
         """Keys of the last line."""
         keys = [
-            Key("?", "help", "app.help"), Key("Esc", "back", "leave"), Key("n", "next", "neighbour(1)"),
-            Key("p", "previous", "neighbour(-1)"), Key("x", f"axis {self.stages.scale.value}", "scale"),
+            Key("?", "help", "app.help"),
+            Key("Esc", "back", "leave"),
+            Key("n", "next", "neighbour(1)"),
+            Key("p", "previous", "neighbour(-1)"),
+            Key("x", f"axis {self.stages.scale.value}", "scale"),
             Key("Tab", "focus", "app.focus_next"),
-        ]  # fmt: skip
+        ]
         if not self.all_cards(self.size):
             keys.append(Key("c", "card", "card(1)"))
         keys += [

@@ -1,7 +1,7 @@
 """What one request is made of at each stage: shapes and bytes, computed from the engine's facts.
 
-Text goes in, becomes token ids, a residual stream, keys and values in the cache, logits, and comes out as one id of
-4 bytes a token. Whatever the engine did not tell is left out, never guessed.
+Text goes in, becomes token ids, a residual stream, keys and values in the cache, logits, and comes
+out as one id of 4 bytes a token. Whatever the engine did not tell is left out, never guessed.
 """
 
 from __future__ import annotations
@@ -13,16 +13,26 @@ from tracer.state.view import EngineView, RequestDetail
 from tracer.tui.toolkit import figures
 
 DTYPE_BYTES = {
-    "float64": 8, "float32": 4, "fp32": 4, "float16": 2, "fp16": 2, "half": 2, "bfloat16": 2, "bf16": 2, "float8": 1,
-    "fp8": 1, "int8": 1,
-}  # fmt: skip
+    "float64": 8,
+    "float32": 4,
+    "fp32": 4,
+    "float16": 2,
+    "fp16": 2,
+    "half": 2,
+    "bfloat16": 2,
+    "bf16": 2,
+    "float8": 1,
+    "fp8": 1,
+    "int8": 1,
+}
 ID_BYTES = 4
 """A token id, as engines keep them on the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a stage yields: `what` in words, `shape` as ``[tokens, hidden]`` or a count, `size` in bytes if known."""
+    """What a stage yields: `what` in words, `shape` as ``[tokens, hidden]`` or a count, `size` in
+    bytes if known."""
 
     stage: Stage
     what: str
@@ -75,7 +85,12 @@ def shapes_of(detail: RequestDetail, engine: EngineView | None) -> list[Shape]:
         add(Stage.TOKENISE, "token ids", f"[{n(prompt)}]", prompt * ID_BYTES)
     if view.blocks is not None and engine is not None and engine.block_size:
         size_held = view.blocks * engine.block_bytes if engine.block_bytes else None
-        add(Stage.KV_ALLOC, "KV blocks", f"{n(view.blocks)} blocks of {engine.block_size} tokens", size_held)
+        add(
+            Stage.KV_ALLOC,
+            "KV blocks",
+            f"{n(view.blocks)} blocks of {engine.block_size} tokens",
+            size_held,
+        )
     if fresh is not None and hidden:
         residual = fresh * hidden * element if element else None
         add(Stage.EMBED, "residual stream", f"[{n(fresh)}, {n(hidden)}]", residual)
@@ -92,12 +107,27 @@ def shapes_of(detail: RequestDetail, engine: EngineView | None) -> list[Shape]:
         steps = max(0, view.output_tokens - 1)
         if kv:
             add(Stage.DECODE, "keys and values", f"{n(steps)} steps of 1 token", steps * kv)
-        add(Stage.DECODE, "token ids out", f"[{n(view.output_tokens)}]", view.output_tokens * ID_BYTES)
+        add(
+            Stage.DECODE,
+            "token ids out",
+            f"[{n(view.output_tokens)}]",
+            view.output_tokens * ID_BYTES,
+        )
     if engine is not None and engine.block_bytes:
         if view.freed_blocks is not None:
-            add(Stage.TEARDOWN, "blocks freed", f"{n(view.freed_blocks)}", view.freed_blocks * engine.block_bytes)
+            add(
+                Stage.TEARDOWN,
+                "blocks freed",
+                f"{n(view.freed_blocks)}",
+                view.freed_blocks * engine.block_bytes,
+            )
         if view.kept_blocks is not None:
-            add(Stage.TEARDOWN, "blocks cached", f"{n(view.kept_blocks)}", view.kept_blocks * engine.block_bytes)
+            add(
+                Stage.TEARDOWN,
+                "blocks cached",
+                f"{n(view.kept_blocks)}",
+                view.kept_blocks * engine.block_bytes,
+            )
     return rows
 
 

@@ -19,15 +19,21 @@ from tracer.tui.toolkit.panel import Panel
 from tracer.tui.toolkit.theme import Look
 
 STATUS_MARKS = {
-    Status.MEASURED: " ", Status.ESTIMATED: "~", Status.UNAVAILABLE: "-", Status.MISSING: "?", Status.RUNNING: ">",
-}  # fmt: skip
+    Status.MEASURED: " ",
+    Status.ESTIMATED: "~",
+    Status.UNAVAILABLE: "-",
+    Status.MISSING: "?",
+    Status.RUNNING: ">",
+}
 
 EXPECTED_FROM = 96
-"""Columns from which expected values stand in figures beside the measured ones; the ticks are there always."""
+"""Columns from which expected values stand in figures beside the measured ones; the ticks are there
+always."""
 
 
 class StageTable(Panel):
-    """Twelve rows on the request's own axis, what no stage covers, and the selected stage explained."""
+    """Twelve rows on the request's own axis, what no stage covers, and the selected stage
+    explained."""
 
     class Moved(Message):
         """Another stage was selected."""
@@ -49,9 +55,14 @@ class StageTable(Panel):
         """Whether a stage was selected by hand; before that nothing is highlighted."""
 
     def show(
-        self, view: RequestView, now: int, expected: Mapping[Stage, float] | None = None, expected_from: str = ""
+        self,
+        view: RequestView,
+        now: int,
+        expected: Mapping[Stage, float] | None = None,
+        expected_from: str = "",
     ) -> None:
-        """Draw a request at an instant, with ticks and figures of what was expected of its stages (ms)."""
+        """Draw a request at an instant, with ticks and figures of what was expected of its stages
+        (ms)."""
         self.view, self.now = view, now
         self.expected, self.expected_from = expected or {}, expected_from
         self.repaint()
@@ -63,7 +74,9 @@ class StageTable(Panel):
         self.repaint()
 
     def title(self) -> str:
-        return "twelve stages" + (f"  {self.look.glyphs.expected} expected" if self.expected else "")
+        return "twelve stages" + (
+            f"  {self.look.glyphs.expected} expected" if self.expected else ""
+        )
 
     def note(self) -> list[Segment]:
         look = self.look
@@ -99,7 +112,9 @@ class StageTable(Panel):
         """Whether expected values stand in a column of their own."""
         return bool(self.expected) and width >= EXPECTED_FROM
 
-    def _axis_row(self, width: int, bar_at: int, bar_cells: int, bound: int, axis: RequestAxis) -> Row:
+    def _axis_row(
+        self, width: int, bar_at: int, bar_cells: int, bound: int, axis: RequestAxis
+    ) -> Row:
         look = self.look
         line = Line(width).put(" stage", look.dim).fill_to(bar_at, look.dim)
         for tick in axis.ticks():
@@ -119,7 +134,14 @@ class StageTable(Panel):
         return line.end(look.dim)
 
     def _stage_row(
-        self, width: int, names: int, bars: Bars, bound: int, axis: RequestAxis, info: StageInfo, stage: StageView
+        self,
+        width: int,
+        names: int,
+        bars: Bars,
+        bound: int,
+        axis: RequestAxis,
+        info: StageInfo,
+        stage: StageView,
     ) -> Row:
         look, palette = self.look, self.look.palette
         chosen = self.chosen and self.selected is info.stage
@@ -140,8 +162,15 @@ class StageTable(Panel):
             reason = f"{stage.status}: {stage.reason}"
             line.put_text(reason, dim, bars.width, ellipsis=look.glyphs.ellipsis)
         else:
-            line.put_segments(self._bar(bars, axis, info.stage, stage, back if chosen else None), bars.width)
-        pending = stage.begin is None and not stage.reason and self.view is not None and self.view.closed is None
+            line.put_segments(
+                self._bar(bars, axis, info.stage, stage, back if chosen else None), bars.width
+            )
+        pending = (
+            stage.begin is None
+            and not stage.reason
+            and self.view is not None
+            and self.view.closed is None
+        )
         mark_style = look.good if stage.status is Status.RUNNING else look.warn
         line.put(" " if pending else STATUS_MARKS[stage.status], on(mark_style))
         line.put(figures.aligned_milliseconds(stage.ms, 10) + " ", bold if known else dim)
@@ -150,7 +179,9 @@ class StageTable(Panel):
             line.put(share.rjust(6), text)
         if self._told(width):
             should = self.expected.get(info.stage)
-            line.put(figures.aligned_milliseconds(should, 10) if should is not None else " " * 10, dim)
+            line.put(
+                figures.aligned_milliseconds(should, 10) if should is not None else " " * 10, dim
+            )
         if width >= 84:
             wait = figures.aligned_milliseconds(stage.wait_ms, 9) if stage.wait_ms else " " * 9
             line.put(wait, dim)
@@ -169,7 +200,9 @@ class StageTable(Panel):
             for segment in view.segments:
                 if segment.stage is number and segment.waiting:
                     last = segment.end if segment.end is not None else self.now
-                    stretches.append(Stretch(axis.place(segment.begin), axis.place(last), int(number) | WAIT))
+                    stretches.append(
+                        Stretch(axis.place(segment.begin), axis.place(last), int(number) | WAIT)
+                    )
         should, tick = self.expected.get(number), None
         if should is not None and stretches:
             end = (stage.begin or 0) + round(should * 1e6)
@@ -189,22 +222,34 @@ class StageTable(Panel):
         """The selected stage in words, and its parts."""
         view = self.view
         if view is None or not self.chosen:
-            hint: Row = Line(width).put("  up and down explain a stage", self.look.faint).end(self.look.text)
+            hint: Row = (
+                Line(width)
+                .put("  up and down explain a stage", self.look.faint)
+                .end(self.look.text)
+            )
             return [hint, self._legend(width)][:rows]
         look = self.look
         info, stage = STAGES[self.selected - 1], view.stages[self.selected - 1]
         first = Line(width).put(f"  {info.label}: ", look.stage(self.selected, bold=True))
         first.put(f"{info.begins} {look.glyphs.arrow} {info.ends}", look.text)
-        second = Line(width).put(f"  {info.where}, bounded by {info.bounded_by}; worse with {info.worse}", look.dim)
+        second = Line(width).put(
+            f"  {info.where}, bounded by {info.bounded_by}; worse with {info.worse}", look.dim
+        )
         lines = [first, second]
         if stage.parts:
             third = Line(width).put("  of which ", look.dim)
             for index, (name, ms) in enumerate(stage.parts):
-                third.put_text(("  " if index else "") + name, look.dim).put(" " + figures.milliseconds(ms), look.text)
+                third.put_text(("  " if index else "") + name, look.dim).put(
+                    " " + figures.milliseconds(ms), look.text
+                )
             lines.insert(1, third)
         should = self.expected.get(self.selected)
         if should is not None:
-            fourth = Line(width).put("  expected ", look.dim).put(f"{figures.milliseconds(should)} ms", look.text)
+            fourth = (
+                Line(width)
+                .put("  expected ", look.dim)
+                .put(f"{figures.milliseconds(should)} ms", look.text)
+            )
             if stage.ms and should > 0 and stage.status is not Status.RUNNING:
                 fourth.put(f", took {stage.ms / should:,.2g} times as long", look.dim)
             lines.insert(1, fourth)

@@ -1,4 +1,5 @@
-"""Prompt and output of one request as the model gets and gives them: wrapped, scrollable, special tokens visible."""
+"""Prompt and output of one request as the model gets and gives them: wrapped, scrollable, special
+tokens visible."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ class TextCard(Panel):
 
     pad = 1
 
-    def __init__(self, look: Look, heading: str, *, id: str, edge: bool = False, tail: bool = False) -> None:
+    def __init__(
+        self, look: Look, heading: str, *, id: str, edge: bool = False, tail: bool = False
+    ) -> None:
         super().__init__(look, id=id, edge=edge)
         self.heading = heading
         self.tail = tail
@@ -34,7 +37,9 @@ class TextCard(Panel):
         """Whether the user has scrolled, so that the end is no longer followed."""
         self._wrapped: tuple[str | None, int, Look, list[list[Segment]]] | None = None
 
-    def show(self, text: str | None, facts: str = "", ids: tuple[int, ...] = (), absent: str = "") -> None:
+    def show(
+        self, text: str | None, facts: str = "", ids: tuple[int, ...] = (), absent: str = ""
+    ) -> None:
         """Draw a text with what is known about it; `absent` says why there is none."""
         self.text, self.facts, self.ids, self.absent = text, facts, ids, absent
         self.repaint()
@@ -60,7 +65,11 @@ class TextCard(Panel):
         if self.ids and height > 2:
             rows.append(self._ids_row(width))
         if not self.text:
-            rows.append(Line(width).put_text(self.absent, look.dim, ellipsis=look.glyphs.ellipsis).end(look.text))
+            rows.append(
+                Line(width)
+                .put_text(self.absent, look.dim, ellipsis=look.glyphs.ellipsis)
+                .end(look.text)
+            )
             return rows
         wrapped = self._text_rows(width)
         room = max(0, height - len(rows))
@@ -81,14 +90,22 @@ class TextCard(Panel):
             text = " ".join(str(value) for value in ids)
         else:
             dots = look.glyphs.ellipsis
-            text = f"{' '.join(map(str, ids[:IDS_SHOWN]))} {dots} {' '.join(map(str, ids[-IDS_SHOWN:]))}"
+            text = (
+                f"{' '.join(map(str, ids[:IDS_SHOWN]))} {dots} "
+                f"{' '.join(map(str, ids[-IDS_SHOWN:]))}"
+            )
         return Line(width).put("ids ", look.dim).put(text, look.special).end(look.text)
 
     def scroll_rows(self, rows: int) -> None:
         """Scroll by rows (+ is down); at the end a growing text is followed again."""
         width = max(1, self.size.width - (3 if self.edge else 2 * self.pad))
         wrapped = self._text_rows(width)
-        room = max(1, self.size.height - (1 if self.titled else 0) - (1 if self.ids and self.size.height > 3 else 0))
+        room = max(
+            1,
+            self.size.height
+            - (1 if self.titled else 0)
+            - (1 if self.ids and self.size.height > 3 else 0),
+        )
         most = max(0, len(wrapped) - room)
         now = most if self.tail and not self.held else min(self.top, most)
         self.top = max(0, min(most, now + rows))
