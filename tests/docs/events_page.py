@@ -40,7 +40,7 @@ GROUPS: Final = (
 
 def prose(text: str | None) -> str:
     """A docstring as Markdown."""
-    return re.sub(r"``(.+?)``", r"`\1`", inspect.cleandoc(text or ""))
+    return re.sub(r"``(.+?)``", r"`\1`", inspect.cleandoc(text or ""), flags=re.DOTALL)
 
 
 def name_of(annotation: object) -> str:

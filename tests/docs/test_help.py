@@ -42,3 +42,11 @@ def test_it_ends_with_examples_of_the_command(name: str) -> None:
     shown = examples(name, COMMANDS[name].epilog or "")
     assert "examples:" in text and any(name in command.words for command in shown)
     assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_can_be_pasted(name: str) -> None:
+    """What explains one stands behind a ``#``."""
+    for line in (COMMANDS[name].epilog or "").splitlines()[1:]:
+        command = line.partition(" #")[0].strip()
+        assert re.match(r"(tracer|ssh|source) ", command) and "  " not in command, line

@@ -1,5 +1,5 @@
-"""Every test and program that docs/trust.md names is there, and every case names one or says how it
-was tried."""
+"""Every test and program that docs/evidence/trust.md names is there, and every case names one or
+says how it was tried."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.docs.test_terminal_page import ROOT, names_in
 
 CASES = [
     line.strip("| ").split(" | ")
-    for line in (ROOT / "docs" / "trust.md").read_text(encoding="utf-8").splitlines()
+    for line in (ROOT / "docs" / "evidence" / "trust.md").read_text(encoding="utf-8").splitlines()
     if line.startswith("| ")
     and not line.startswith(("| case", "| rounds with"))
     and line.count(" | ") == 3
