@@ -6,7 +6,7 @@
 #
 # Cases: pythonX.Y (an interpreter found in the PATH or by pyenv), lowest (the oldest base dependencies that pyproject.toml
 # allows), PACKAGE==VERSION (that one beside the rest of constraints.txt; transformers brings its engine and its tests).
-# TRACER_MATRIX_DIR keeps the environments (default: the user's cache folder). What was tried: docs/versions.md.
+# TRACER_MATRIX_DIR keeps the environments (default: the user's cache folder). What was tried: docs/evidence/versions.md.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD

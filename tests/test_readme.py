@@ -24,9 +24,6 @@ RUN_ELSEWHERE = {
     ),
     ".venv/bin/pip install -q -c constraints.txt -e '.[transformers,dev]'"
     " && .venv/bin/python -m pytest": ".ci/run",
-    "tracer demo --fault slow-sampler@20": (
-        "tests/diagnosis/test_faults.py::test_two_faults_of_a_demo_are_found_in_a_real_engine"
-    ),
     "tracer attach": (
         "tests/cli/test_screen.py::test_attach_joins_the_only_engine_and_leaves_it_alone"
     ),
@@ -51,6 +48,15 @@ def commands() -> list[str]:
 
 def test_there_are_commands() -> None:
     assert len(commands()) >= 8
+
+
+def test_it_is_short_and_the_table_names_every_other_command() -> None:
+    """What is not shown is in the table at the end (`relay` is started by ``attach ssh://``)."""
+    from tracer.cli.commands import GROUPS
+
+    assert len(README.split()) < 650
+    for name in (command.name for _, group in GROUPS for command in group):
+        assert name == "relay" or f"tracer {name}" in README, name
 
 
 def test_what_is_run_elsewhere_is_really_run_there() -> None:
@@ -83,7 +89,6 @@ def test_the_other_commands_run(model_dir: Path, tmp_path: Path) -> None:
     }
     pid = ""
     (tmp_path / "model").symlink_to(model_dir)
-    port = free_port()
     engine: subprocess.Popen[str] | None = None
     ran = []
     try:
@@ -93,9 +98,10 @@ def test_the_other_commands_run(model_dir: Path, tmp_path: Path) -> None:
             words = shlex.split(command)
             assert words[0] == "tracer", command
             if "serve" in words:
+                words.insert(words.index("run") + 1, "--headless")
                 words += [
                     "--port",
-                    str(port),
+                    str(free_port()),
                     "--cb-num-blocks",
                     "64",
                     "--cb-block-size",
@@ -103,12 +109,9 @@ def test_the_other_commands_run(model_dir: Path, tmp_path: Path) -> None:
                     "--device",
                     "cpu",
                 ]
-                words = ["4" if word == "60" else word for word in words]
-                if "--headless" not in words:
-                    words.insert(words.index("run") + 1, "--headless")
-            words = [pid if word in ("PID", "4711") else word for word in words]
+            words = [pid if word == "4711" else word for word in words]
             line = [sys.executable, "-m", *words]
-            if "serve" in words and "--seconds" not in words:
+            if "serve" in words:
                 # It goes on for as long as one likes: the commands below look at it.
                 engine = subprocess.Popen(
                     line, cwd=tmp_path, env=environment, text=True, stderr=subprocess.PIPE
@@ -117,7 +120,6 @@ def test_the_other_commands_run(model_dir: Path, tmp_path: Path) -> None:
                 assert any("Uvicorn running" in told for told in engine.stderr), (
                     "the engine did not come up"
                 )
-                port = free_port()
                 listed = subprocess.run(
                     [sys.executable, "-m", "tracer", "attach", "--list"],
                     env=environment,
@@ -138,4 +140,4 @@ def test_the_other_commands_run(model_dir: Path, tmp_path: Path) -> None:
         if engine is not None:
             engine.terminate()
             engine.communicate(timeout=60)
-    assert len(ran) >= 5
+    assert len(ran) >= 4

@@ -2,7 +2,7 @@
 
 `TESTED` are the versions that the tests ran on. Outside them the hooks go in all the same as far as
 their signatures hold, with a warning on screen. The front end's half (stages 1-3, 10) is in
-`transformers_serve`.
+`serve`.
 """
 
 from __future__ import annotations

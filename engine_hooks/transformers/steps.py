@@ -1,7 +1,7 @@
 """The step recorder for transformers' continuous batching: one per batch processor, on its
 generation thread.
 
-It turns the calls that the hooks of `transformers_cb` see into one `Step` a step, and the
+It turns the calls that the hooks of `continuous_batching` see into one `Step` a step, and the
 scheduler's decisions into request events. All methods run on the generation thread, so that nothing
 here needs a lock. With asynchronous batching step N+1 is prepared and launched before step N is
 updated: open steps wait in a queue.

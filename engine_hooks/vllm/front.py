@@ -3,7 +3,7 @@ event loop.
 
 All but the middleware sit on methods of base classes that every renderer, client and server goes
 through, so that a request is found by its context (`http.current`) and nothing has to follow it
-into the renderer's thread pool. `vllm_offline` adds what `LLM` needs.
+into the renderer's thread pool. `offline` adds what `LLM` needs.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ load it again, a spawned one does so too late for some of its hooks. So the hook
 into every process as soon as their modules are there, and the first of them that is called tells
 the role.
 
-The hook tables are in `vllm_front` and `vllm_offline` (stages 1 to 3, 10), `vllm_core` (4, 5, 11,
-12) and `vllm_worker` (6 to 9). Where the core's are gone, `vllm_public` makes do with what vLLM
+The hook tables are in `front` and `offline` (stages 1 to 3, 10), `core` (4, 5, 11,
+12) and `worker` (6 to 9). Where the core's are gone, `public` makes do with what vLLM
 itself tells.
 """
 

@@ -1,11 +1,11 @@
 """The step recorder for vLLM: one per scheduler, on the thread that schedules.
 
-It turns the calls that the hooks of `vllm_core` see into one `Step` a step, and the scheduler's
+It turns the calls that the hooks of `core` see into one `Step` a step, and the scheduler's
 decisions into request events. All methods run on the engine core's own thread, so that nothing here
 needs a lock. With asynchronous scheduling step N+1 is scheduled before step N's output is there:
 open steps are kept by number.
 
-What happens in the workers comes back with the model's output (`vllm_worker` attaches its marks to
+What happens in the workers comes back with the model's output (`worker` attaches its marks to
 it, whatever process or executor it ran in): both ends read the host's monotonic clock, and marks of
 another host are not used.
 

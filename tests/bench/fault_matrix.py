@@ -296,7 +296,7 @@ def page(outcomes: list[Outcome]) -> str:
         "# The fault matrix",
         "",
         "Written by `tests/bench/fault_matrix.py` from real runs: every fault of [the "
-        "lab](diagnosis.md#the-fault-lab) "
+        "lab](../diagnosis.md#the-fault-lab) "
         "on a real engine, on a CPU with two cores, diagnosed at the end of the run. A number says "
         "in how many runs a "
         "finding was made; one in bold is a right answer. The machine was shared: where other "

@@ -261,7 +261,7 @@ def test_a_socket_folder_open_to_others_is_refused(tracer: Commands) -> None:
     done = tracer.run("run", "--headless", "--", "true")
     assert done.returncode == 2
     assert done.stderr == (
-        f"tracer run: cannot begin a run: the socket directory {tracer.sockets} is open to other "
+        f"tracer run: cannot start a run: the socket directory {tracer.sockets} is open to other "
         "users: "
         f"chmod 700 {tracer.sockets}\n"
     )

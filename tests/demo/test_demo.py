@@ -246,12 +246,13 @@ def test_what_cannot_work_is_told_in_one_line(
 def test_without_the_engine_it_says_what_to_install(
     tracer: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tracer.demo import demo
+    from tracer.demo.launch import DemoError
+    from tracer.demo.transformers import launch_transformers
 
-    monkeypatch.setattr(demo.sys, "executable", "/no/such/python")
+    monkeypatch.setattr("sys.executable", "/no/such/python")
     monkeypatch.setenv("PATH", "/no/such/folder")
     with pytest.raises(
-        demo.DemoError, match=r"transformers is not installed here: pip install "
+        DemoError, match=r"transformers is not installed here: pip install "
     ) as told:
-        demo.launch_transformers("model", 1)
+        launch_transformers("model", 1)
     assert str(told.value).endswith(install_command("transformers"))

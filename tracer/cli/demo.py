@@ -77,8 +77,7 @@ COMMAND = Command(
     "  tracer demo\n"
     "  tracer demo --rate 2 --seed 7\n"
     "  tracer demo --model ./my-model\n"
-    "  tracer demo --fault slow-sampler@20             # something goes wrong, 20 s after the "
-    "first request\n"
+    "  tracer demo --fault slow-sampler@20    # goes wrong 20 s after the first request\n"
     "  tracer demo --headless --seconds 30 --json > demo.json",
     add_arguments,
     run,

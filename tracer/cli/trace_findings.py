@@ -14,8 +14,10 @@ from tracer.analysis.diagnosis.finding import Diagnosis
 from tracer.format.text import clean
 
 PACKAGES: Final = Path(__file__).resolve().parents[2]
-_BOOT: Final = "import os, sys; sys.path.append(sys.argv.pop(1)); os.nice(5); from tracer.cli.main "
-"import main; sys.exit(main())"
+_BOOT: Final = (
+    "import os, sys; sys.path.append(sys.argv.pop(1)); os.nice(5); "
+    "from tracer.cli.main import main; sys.exit(main())"
+)
 """Finds this very copy of the package, whatever lies in the user's folder, and gives way to the
 screen."""
 

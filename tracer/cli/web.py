@@ -84,10 +84,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 COMMAND = Command(
     "web",
     "show the screens in a browser",
-    "  tracer web                              the only engine that runs with the hooks on\n"
+    "  tracer web                              # the only engine that runs with the hooks on\n"
     "  tracer web -- attach vllm\n"
     "  tracer web --port 9000 -- replay slow.trace\n"
-    "  ssh -L 8321:127.0.0.1:8321 HOST         then open the address that it prints",
+    "  ssh -L 8321:127.0.0.1:8321 HOST         # then open the address that it prints",
     add_arguments,
     run,
 )
