@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from tracer.analysis.budget.budget import Budget
     from tracer.replay.player import Player
     from tracer.tui.app import TracerApp
-    from tracer.tui.feed import EngineLog as Log
-    from tracer.tui.feed import Traffic
+    from tracer.tui.feed import EngineLog, Traffic
 
 PAINT_S: Final = 0.02
 """Seconds between two looks whether the screen is painted."""
@@ -265,7 +264,7 @@ def _app(
     *,
     mode: str,
     tape: LiveRecording,
-    log: Log | None = None,
+    log: EngineLog | None = None,
     traffic: Traffic | None = None,
     evidence: EvidenceRing | None = None,
 ) -> TracerApp:
