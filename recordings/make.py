@@ -220,13 +220,13 @@ def model_h100(path: Path) -> None:
     from engine_hooks.protocol.stream_decoder import Delivery
     from tracer.analysis.budget.modelled import modelled_events, modelled_header
     from tracer.analysis.budget.reference import reference
-    from tracer.recording.keyframes.keyframer import Keyframer
+    from tracer.recording import event_columns
 
     # as the reference figures are: reading the KV cache adds 1.6 %
     made = reference(ignore_kv=True)
     header = modelled_header(made)
     path.unlink(missing_ok=True)
-    recorder = Recorder(path, keyframes=Keyframer())
+    recorder = Recorder(path, encode=event_columns.encode)
     recorder.write(Delivery(header.source, header))
     for event in modelled_events(made):
         recorder.write(Delivery(header.source, None, [event]))

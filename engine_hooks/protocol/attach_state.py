@@ -109,7 +109,7 @@ class _Stretch:
         self.steps: deque[Step | StepDevice] = deque()
 
 
-class Retained:
+class AttachState:
     """A bounded memory of what is still true. `observe` events in order, ask for a `snapshot` at
     any time."""
 

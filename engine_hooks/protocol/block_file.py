@@ -41,7 +41,7 @@ INDEX_STEP: Final = MAX_RAW // 2 // ENTRY * ENTRY
 
 
 class BlockFile:
-    """The file at `path`, which must not exist unless `overwrite`; `columns` as in `preamble`.
+    """The file at `path`, which must not exist unless `overwrite`.
 
     Not to be used by two threads at once.
 
@@ -55,7 +55,6 @@ class BlockFile:
         path: Path,
         *,
         with_text: bool,
-        columns: bool = False,
         overwrite: bool = False,
         on_error: Callable[[str], None] | None = None,
     ) -> None:
@@ -67,13 +66,13 @@ class BlockFile:
         self._on_error: Callable[[str], None] | None = None
         self._entries = bytearray()
         self._file, self._identity = _create(path, overwrite)
-        self._append(preamble(with_text=with_text, columns=columns))
+        self._append(preamble(with_text=with_text))
         if self.error:
             self._let_go()
             raise TraceFileError(self.error)
         self._on_error = on_error
 
-    def put(self, made: Made) -> bool:
+    def append(self, made: Made) -> bool:
         """Append a block; whether it is in the file."""
         offset = self.size
         if not self._append(made.data):
@@ -88,7 +87,7 @@ class BlockFile:
         self.closed = True
         begin = self.size
         for made in index_blocks(maker, bytes(self._entries), maker.sources.values()):
-            self.put(made)
+            self.append(made)
         self._append(tail(begin))
         self._let_go()
 

@@ -15,7 +15,6 @@ from engine_hooks.protocol.events import Event, Gap, Header, Heartbeat, Prompt, 
 from engine_hooks.protocol.frames import encode_events
 from engine_hooks.protocol.stamps import Believed
 from engine_hooks.protocol.stream_decoder import Delivery
-from engine_hooks.protocol.zstd_frames import LEVEL
 
 BATCH_EVENTS: Final = 1_024
 """Events in one frame: encoding one holds the interpreter lock, for some 0.3 ms with these."""
@@ -37,6 +36,10 @@ was known."""
 BEHIND: Final = NS_PER_S
 """Nor does one that is further behind the begin of the recording: whoever attaches late is told
 what was before."""
+
+
+Encode = Callable[[int, list[Event]], list[bytes]]
+"""Makes frames of events, the first one numbered as given: `encode_events`, or denser."""
 
 
 class Made(NamedTuple):
@@ -66,23 +69,15 @@ def known_at(event: Event) -> int:
 
 class BlockMaker:
     """Collects deliveries and makes blocks of them. Text of requests is left out unless
-    `with_text`; `began` is when that begins, by our clock (ns); `level` how hard zstd tries;
-    `encode` makes frames of events, as `encode_events`.
+    `with_text`; `began` is when that begins, by our clock (ns); `encode` makes
+    frames of events, as `encode_events`.
 
-    `put` and `take` belong to one thread, `make` may run in another.
+    `append` and `take_pending` belong to one thread, `make` may run in another.
     """
 
-    def __init__(
-        self,
-        *,
-        with_text: bool,
-        began: int,
-        level: int = LEVEL,
-        encode: Callable[[int, list[Event]], list[bytes]] = encode_events,
-    ) -> None:
+    def __init__(self, *, with_text: bool, began: int, encode: Encode = encode_events) -> None:
         self.with_text = with_text
         self._encode_events = encode
-        self._level = level
         self._floor = began - BEHIND
         self.waiting = 0
         """Events that wait to be made a block of."""
@@ -103,7 +98,7 @@ class BlockMaker:
 
     # --- in ---------------------------------------------------------------------------------------
 
-    def put(self, delivery: Delivery) -> None:
+    def append(self, delivery: Delivery) -> None:
         """Take a delivery."""
         events = delivery.events if self.with_text else without_text(delivery.events)
         if events and self.waiting + len(events) > ROOM:
@@ -137,7 +132,7 @@ class BlockMaker:
         """Stamp of the first event that waits (ns)."""
         return next((delivery.events[0].t for delivery in self._pending if delivery.events), None)
 
-    def take(self) -> list[Delivery]:
+    def take_pending(self) -> list[Delivery]:
         """What waits, for `make`."""
         pending, self._pending, self.waiting = self._pending, [], 0
         return pending
@@ -193,9 +188,7 @@ class BlockMaker:
         end."""
         at = self.due if at is None else at
         number, self.number = self.number, self.number + 1
-        data = make_block(
-            kind, content, number=number, first=at, last=at, flags=flags, level=self._level
-        )
+        data = make_block(kind, content, number=number, first=at, last=at, flags=flags)
         return Made(data, number, at, at, True, [], self.seqs)
 
     def _encode(self, part: Delivery) -> list[tuple[Delivery, bytes, int]]:
@@ -236,7 +229,7 @@ class BlockMaker:
             believed = None if same_clock else self._believing(delivery.source, header)
             for event in delivery.events:
                 if believed is not None:
-                    self.due = max([self.due, *map(known_at, believed.take(event))])
+                    self.due = max([self.due, *map(known_at, believed.observe(event))])
                 elif self.due < (at := known_at(event)) <= now + AHEAD:
                     self.due = at
                 if first < 0 and self.due:
@@ -274,7 +267,6 @@ class BlockMaker:
             last=self.due,
             count=sum(len(delivery.events) for delivery in written),
             flags=CALM if calm else 0,
-            level=self._level,
         )
         return Made(data, number, first, self.due, calm, written, seqs)
 

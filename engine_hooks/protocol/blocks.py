@@ -16,11 +16,11 @@ import msgspec
 
 from engine_hooks.protocol.errors import UserError
 from engine_hooks.protocol.events import Header
-from engine_hooks.protocol.zstd_frames import LEVEL, PackingError, pack, unpack
+from engine_hooks.protocol.zstd_frames import PackingError, pack, unpack
 
-FORMAT: Final = 2
-"""Version of the layout of a file. Raised when an older reader would misread it. A file of rows
-alone is version 1."""
+FORMAT: Final = 3
+"""Version of the layout of a file. Version 1 has events in rows alone, version 2 has keyframes too,
+which are skipped."""
 
 MAX_RAW: Final = 8 * 1024 * 1024
 """Bytes of a block's content, unpacked. An honest block has some 20 kB, at most 2 MiB unless one
@@ -32,7 +32,7 @@ MAX_STORED: Final = MAX_RAW + 64 * 1024
 EVENTS: Final = 1
 """Frames of events, at most a second of them."""
 KEYFRAME: Final = 2
-"""The state after all events before it."""
+"""Written by version 2: the state after all events before it. Skipped."""
 MARK: Final = 3
 """A place in the trace that someone wanted to find again."""
 INDEX: Final = 4
@@ -41,8 +41,6 @@ KINDS: Final = frozenset({EVENTS, KEYFRAME, MARK, INDEX})
 
 CALM: Final = 1
 """Flag of an events block in which nothing happened: heartbeats alone."""
-BASE: Final = 2
-"""Flag of a keyframe that does not build upon the one before it."""
 
 PREAMBLE_SIZE: Final = 24
 HEADER_SIZE: Final = 56
@@ -72,8 +70,8 @@ class BlockError(ValueError):
 class Block(NamedTuple):
     """A block in a file. `offset` of its first byte, `size` bytes of content in the file, `raw`
     bytes unpacked, `number` of the block in the file from 0, `events` in it. `first` and `last`:
-    ns, when its first event and its last one (and all before) were known; for a keyframe both are
-    the instant of its state, for a mark its place."""
+    ns, when its first event and its last one (and all before) were known; for a mark both are its
+    place."""
 
     offset: int
     kind: int
@@ -129,11 +127,10 @@ class Index(msgspec.Struct, array_like=True):
 # --- the begin of a file --------------------------------------------------------------------------
 
 
-def preamble(*, with_text: bool, columns: bool = False) -> bytes:
-    """First bytes of a file, which holds events in `columns` (`tracer.recording.event_columns`) or
-    in rows alone."""
+def preamble(*, with_text: bool) -> bytes:
+    """First bytes of a file."""
     flags = _WITH_TEXT if with_text else 0
-    return _PREAMBLE.pack(_SKIPPABLE, PREAMBLE_SIZE - 8, _NAME, FORMAT if columns else 1, flags, 0)
+    return _PREAMBLE.pack(_SKIPPABLE, PREAMBLE_SIZE - 8, _NAME, FORMAT, flags, 0)
 
 
 def read_preamble(data: bytes) -> bool:
@@ -168,13 +165,11 @@ def make_block(
     last: int = 0,
     count: int = 0,
     flags: int = 0,
-    level: int = LEVEL,
 ) -> bytes:
-    """A block with `content`, not yet packed, at zstd's `level`. Raises BlockError when that is
-    over `MAX_RAW`."""
+    """A block with `content`, not yet packed. Raises BlockError when that is over `MAX_RAW`."""
     if len(content) > MAX_RAW:
         raise BlockError(f"a block of {len(content):,} bytes is over the limit of {MAX_RAW:,}")
-    packed = pack(content, level)
+    packed = pack(content)
     # Readers of plain zstd shall see the events and skip the rest, content included.
     skipped = HEADER_SIZE - 8 + (0 if kind == EVENTS else len(packed))
     head = _HEADER.pack(
@@ -216,19 +211,14 @@ def read_header(data: bytes, at: int, offset: int) -> Block:
 def read_content(block: Block, stored: bytes) -> bytes:
     """The content of `block` from its bytes in the file. Raises BlockError when they are not
     intact."""
-    check_content(block, stored)
-    try:
-        return unpack(stored, block.raw)
-    except PackingError as error:
-        raise BlockError(f"has a block that {error}") from None
-
-
-def check_content(block: Block, stored: bytes) -> None:
-    """Raise BlockError unless these are the bytes of `block` in the file."""
     if len(stored) != block.size:
         raise BlockError("ends within a block")
     if crc32(stored) != block.crc:
         raise BlockError("has a damaged block")
+    try:
+        return unpack(stored, block.raw)
+    except PackingError as error:
+        raise BlockError(f"has a block that {error}") from None
 
 
 def find_header(data: bytes, start: int) -> int:

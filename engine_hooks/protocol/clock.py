@@ -29,7 +29,7 @@ class ClockAnchor(msgspec.Struct, frozen=True, array_like=True):
     wall: int
 
     @classmethod
-    def take(cls) -> ClockAnchor:
+    def read(cls) -> ClockAnchor:
         """Read both clocks, the monotonic one on either side of the wall clock so that the middle
         is used."""
         before = time.monotonic_ns()

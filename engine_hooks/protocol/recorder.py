@@ -9,41 +9,20 @@ most, because nothing waits longer than that.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from engine_hooks.protocol import clock
 from engine_hooks.protocol.block_file import BlockFile, mark_block
-from engine_hooks.protocol.block_maker import BlockMaker, Made
-from engine_hooks.protocol.blocks import BASE, KEYFRAME, MAX_RAW
+from engine_hooks.protocol.block_maker import BlockMaker, Encode
 from engine_hooks.protocol.clock import NS_PER_S
-from engine_hooks.protocol.events import Event, Header
+from engine_hooks.protocol.events import Header
 from engine_hooks.protocol.frames import encode_events
 from engine_hooks.protocol.stream_decoder import Delivery
-from engine_hooks.protocol.zstd_frames import DENSE, LEVEL
 
 BLOCK_NS: Final = NS_PER_S
 """Time that one block covers at most, of the clock and of the trace."""
-
-KEYFRAME_NS: Final = 3 * NS_PER_S
-"""Time of the trace between two keyframes, while anything happens."""
-
-
-class Keyframes(Protocol):
-    """Makes keyframes of what a recorder writes (`tracer.recording.keyframes.keyframer.Keyframer`),
-    and packs it densely. An engine records without."""
-
-    def encode(self, seq: int, events: list[Event]) -> list[bytes]:
-        """Frames of events, the first one numbered `seq`
-        (`tracer.recording.event_columns.encode`)."""
-
-    def take(self, number: int, deliveries: Sequence[Delivery]) -> None:
-        """Fold in what block `number` holds."""
-
-    def make(self, number: int, seqs: Mapping[str, int]) -> tuple[bytes, bool]:
-        """The state now: content of a block, and whether it builds upon no other keyframe.
-        `number`: of the last block taken; `seqs`: number of the next event of each source."""
 
 
 class Recorder:
@@ -51,10 +30,10 @@ class Recorder:
     once.
 
     `path` must not exist, unless `overwrite`. Text and token ids of requests are left out unless
-    `with_text`; how long they were is kept. `keyframes` makes the file quick to seek in. `on_error`
-    is called once, with one sentence, when the recording ends before it was closed. `now` is the
-    clock by which blocks are ended (ns); `keyframe_ns` the time of the trace from one keyframe to
-    the next.
+    `with_text`; how long they were is kept. `encode` makes frames of events, more densely than
+    `encode_events` does (`tracer.recording.event_columns.encode`); an engine records without, on
+    its own processor. `on_error` is called once, with one sentence, when the recording ends before
+    it was closed. `now` is the clock by which blocks are ended (ns).
 
     Raises TraceFileError when the file cannot be made; nothing else ever raises.
     """
@@ -64,34 +43,21 @@ class Recorder:
         path: Path | str,
         *,
         with_text: bool = False,
-        keyframes: Keyframes | None = None,
+        encode: Encode | None = None,
         on_error: Callable[[str], None] | None = None,
         overwrite: bool = False,
         now: Callable[[], int] = clock.now,
-        keyframe_ns: int = KEYFRAME_NS,
     ) -> None:
         self.path = Path(path)
-        self.keyframe_error = ""
-        """Why no more keyframes are made; the recording goes on without."""
         self.events = 0
         """Events in the file."""
-        # An engine records without keyframes, and on its own processor.
-        level = LEVEL if keyframes is None else DENSE
-        encode = encode_events if keyframes is None else keyframes.encode
-        self._maker = BlockMaker(with_text=with_text, began=now(), level=level, encode=encode)
+        self._maker = BlockMaker(with_text=with_text, began=now(), encode=encode or encode_events)
         self._file = BlockFile(
-            self.path,
-            with_text=with_text,
-            columns=keyframes is not None,
-            overwrite=overwrite,
-            on_error=on_error,
+            self.path, with_text=with_text, overwrite=overwrite, on_error=on_error
         )
         self._now = now
-        self._keyframes = keyframes
         self._refused = 0
         self._began = -1
-        self._keyframe_ns = keyframe_ns
-        self._next_keyframe = -1
         self._beside = False
         """Whether another thread does the writing, so that `write` must not."""
 
@@ -144,7 +110,7 @@ class Recorder:
             self.flush()
         if self._began < 0:
             self._began = self._now()
-        self._maker.put(delivery)
+        self._maker.append(delivery)
         self.tick()
 
     def tick(self) -> None:
@@ -155,12 +121,12 @@ class Recorder:
     def mark(self, t: int, text: str = "") -> None:
         """Note that the instant `t` (ns) is of interest."""
         self.flush()
-        self._file.put(mark_block(self._maker, t, text))
+        self._file.append(mark_block(self._maker, t, text))
 
     def flush(self) -> None:
         """Write out what waits, now."""
         self._began = -1
-        self._write_out(self._maker.take())
+        self._write_out(self._maker.take_pending())
 
     def close(self) -> None:
         """Write out the rest and the index, and close the file."""
@@ -171,7 +137,7 @@ class Recorder:
     def abandon(self) -> None:
         """Forget the file without touching it: what a forked child does with its parent's
         recording."""
-        self._maker.take()
+        self._maker.take_pending()
         self._file.abandon()
 
     async def run(self, deliveries: AsyncIterator[Delivery]) -> None:
@@ -203,7 +169,9 @@ class Recorder:
         while not self.error:
             await asyncio.sleep(BLOCK_NS / NS_PER_S)
             # Shielded: a block that is being written must be finished before the file is closed.
-            writing = asyncio.ensure_future(asyncio.to_thread(self._write_out, self._maker.take()))
+            writing = asyncio.ensure_future(
+                asyncio.to_thread(self._write_out, self._maker.take_pending())
+            )
             try:
                 await asyncio.shield(writing)
             except asyncio.CancelledError:
@@ -215,26 +183,7 @@ class Recorder:
     def _write_out(self, pending: list[Delivery]) -> None:
         for made in self._maker.make(pending, self._now()):
             count = sum(len(delivery.events) for delivery in made.deliveries)
-            if not self._file.put(made):
+            if not self._file.append(made):
                 self._refused += count
                 continue
             self.events += count
-            if self._keyframes is not None:
-                self._keep_up(self._keyframes, made)
-
-    def _keep_up(self, keyframes: Keyframes, made: Made) -> None:
-        """Fold in the block that was written, and write a keyframe when one is due."""
-        try:
-            keyframes.take(made.number, made.deliveries)
-            if self._next_keyframe < 0:
-                self._next_keyframe = made.last + self._keyframe_ns
-            if made.calm or made.last < self._next_keyframe:
-                return
-            self._next_keyframe = made.last + self._keyframe_ns
-            content, is_base = keyframes.make(made.number, made.seqs)
-        except Exception as error:  # a defect of ours must not cost the user the recording
-            self.keyframe_error = f"{type(error).__name__}: {error}"
-            self._keyframes = None
-            return
-        if len(content) <= MAX_RAW:
-            self._file.put(self._maker.other(KEYFRAME, content, flags=BASE if is_base else 0))

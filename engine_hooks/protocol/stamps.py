@@ -224,7 +224,7 @@ class Believed:
         self._stamps = Stamps()
         self.meet = self._stamps.meet
 
-    def take(self, event: Event) -> list[Event]:
+    def observe(self, event: Event) -> list[Event]:
         """What is to be taken in, in order, now that `event` has come."""
         sound = SOUND.get(type(event))
         stamps = self._stamps

@@ -1,8 +1,8 @@
 """What a traced process said, read from bytes that nobody vouches for.
 
-`Intake` turns the bytes of one stream into deliveries, whatever they are: losses become `Gap`
-events in place, and what cannot be a stream of ours ends it with a sentence in `fault`. It does no
-I/O, so a socket, a pipe from another host and a test feed it alike.
+`StreamDecoder` turns the bytes of one stream into deliveries, whatever they are: losses become
+`Gap` events in place, and what cannot be a stream of ours ends it with a sentence in `fault`. It
+does no I/O, so a socket, a pipe from another host and a test feed it alike.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Delivery:
     unknown: int = 0
 
 
-class Intake:
+class StreamDecoder:
     """Reads one stream. `name` stands for the source until its header has come."""
 
     def __init__(self, name: str, now: Callable[[], int] = clock.now) -> None:
@@ -66,7 +66,7 @@ class Intake:
         """Events lost so far."""
         self._name = name
         self._now = now
-        self._here = ClockAnchor.take()
+        self._here = ClockAnchor.read()
         self._same_clock = False
         self._frames = FrameReader()
         self._sequence = SequenceCheck()

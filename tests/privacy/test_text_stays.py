@@ -23,8 +23,8 @@ from tracer.export import jsondoc, metrics, openmetrics, otlp_metrics, text
 from tracer.export.diagnosis_text import diagnosis_text
 from tracer.monitor.alerts import Alerts
 from tracer.monitor.live_findings import LiveDiagnosis, live_findings
+from tracer.recording import event_columns
 from tracer.recording.flight import FlightRecorder
-from tracer.recording.keyframes.keyframer import Keyframer
 from tracer.recording.trace_file import TraceFile
 from tracer.recording.triggers import parse
 from tracer.state.trace_state import TraceState
@@ -41,15 +41,13 @@ def state() -> TraceState:
 def contents(path: Path) -> bytes:
     """What a trace file holds, unpacked."""
     with TraceFile(path) as trace:
-        blocks = [trace.content(block) or b"" for block in (*trace.blocks, *trace.keyframes)]
+        blocks = [trace.content(block) or b"" for block in trace.blocks]
         return b"".join(blocks) + repr(trace.marks).encode() + path.read_bytes()
 
 
 @pytest.mark.parametrize("with_text", [False, True])
 def test_a_recording(with_text: bool, tmp_path: Path) -> None:
-    recorder = Recorder(
-        tmp_path / "a.trace", with_text=with_text, keyframes=Keyframer(), keyframe_ns=NS_PER_S
-    )
+    recorder = Recorder(tmp_path / "a.trace", with_text=with_text, encode=event_columns.encode)
     for delivery in deliveries():
         recorder.write(delivery)
         recorder.flush()
@@ -77,7 +75,7 @@ def test_a_flight_recording_with_its_marks_and_why_it_was_written(
     )
     for delivery in deliveries():
         clock.t = max([clock.t, *(event.t for event in delivery.events)])
-        flight.take(delivery)
+        flight.feed(delivery)
         flight.tick()
     flight.trigger("asked")
     flight.close()

@@ -12,7 +12,7 @@ from engine_hooks.protocol.blocks import FORMAT
 from engine_hooks.protocol.events import SCHEMA_VERSION
 from engine_hooks.protocol.recorder import Recorder
 from tests.recording.story import S, some
-from tracer.recording.keyframes.keyframer import Keyframer
+from tracer.recording import event_columns
 
 FOLDER = Path(__file__).parent / "fixtures"
 
@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent / "fixtures"
 def main() -> None:
     """Write the file of the present versions; never over another one."""
     path = FOLDER / f"format-{FORMAT}-schema-{SCHEMA_VERSION}.trace"
-    recorder = Recorder(path, with_text=True, keyframes=Keyframer(), keyframe_ns=S // 4)
+    recorder = Recorder(path, with_text=True, encode=event_columns.encode)
     for number, delivery in enumerate(some(1, requests=5, split=True, output=12, blocks=40)):
         recorder.write(delivery)
         if number % 4 == 0:

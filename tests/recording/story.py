@@ -14,7 +14,7 @@ from engine_hooks.protocol.events import AnyEvent, Event, Header, Heartbeat
 from engine_hooks.protocol.recorder import Recorder
 from engine_hooks.protocol.stream_decoder import Delivery
 from tests.state.traces import Trace, simulate
-from tracer.recording.keyframes.keyframer import Keyframer
+from tracer.recording import event_columns
 from tracer.state.trace_state import TraceState
 
 MS, S = 1_000_000, 1_000_000_000
@@ -44,23 +44,11 @@ def some(seed: int = 1, **options: Any) -> list[Delivery]:
 
 
 def record(
-    path: Path,
-    told: Sequence[Delivery],
-    *,
-    with_text: bool = True,
-    keyframes: bool = True,
-    block_ns: int = 200 * MS,
+    path: Path, told: Sequence[Delivery], *, with_text: bool = True, block_ns: int = 200 * MS
 ) -> Recorder:
     """Write deliveries to a file, in blocks of `block_ns` of the trace."""
-    keyframer = Keyframer(chain=4) if keyframes else None
-    clock = Clock()
     recorder = Recorder(
-        path,
-        with_text=with_text,
-        keyframes=keyframer,
-        now=clock,
-        overwrite=True,
-        keyframe_ns=S // 4,
+        path, with_text=with_text, encode=event_columns.encode, now=Clock(), overwrite=True
     )
     began = None
     for delivery in told:
@@ -71,7 +59,7 @@ def record(
                 began = delivery.events[0].t
         recorder.write(delivery)
     recorder.close()
-    assert not recorder.error and not recorder.keyframe_error
+    assert not recorder.error
     return recorder
 
 
@@ -89,11 +77,7 @@ def fold(told: Iterable[Delivery], state: TraceState | None = None) -> TraceStat
     """What a live viewer's state is after these deliveries."""
     state = TraceState() if state is None else state
     for delivery in told:
-        if delivery.header is not None:
-            state.add_source(delivery.header)
-        state.unknown += delivery.unknown
-        for event in delivery.events:
-            state.apply(delivery.source, event)
+        state.feed(delivery)
     return state
 
 

@@ -18,7 +18,7 @@ from engine_hooks.protocol import zstd_frames
 from engine_hooks.protocol.blocks import (
     EVENTS,
     HEADER_SIZE,
-    KEYFRAME,
+    MARK,
     MAX_RAW,
     PREAMBLE_SIZE,
     BlockError,
@@ -38,7 +38,7 @@ from tracer.recording import event_columns
 from tracer.recording.trace_file import TraceFile
 
 
-@given(st.binary(max_size=300_000), st.sampled_from([EVENTS, KEYFRAME]), st.integers(0, 1 << 62))
+@given(st.binary(max_size=300_000), st.sampled_from([EVENTS, MARK]), st.integers(0, 1 << 62))
 def test_a_block_comes_back_as_it_was(content: bytes, kind: int, t: int) -> None:
     data = make_block(kind, content, number=7, first=t, last=t + 5, count=3, flags=1)
     block = read_header(data, 0, 1_000)

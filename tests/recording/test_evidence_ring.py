@@ -12,8 +12,9 @@ import pytest
 from engine_hooks.protocol.stream_decoder import Delivery
 from tests.recording.story import some
 from tracer.recording.evidence_ring import EvidenceRing
-from tracer.recording.excerpt import around, evidence_folder, unused
+from tracer.recording.excerpt import around
 from tracer.recording.flight import FlightRecorder
+from tracer.recording.folders import output_folder, unused
 from tracer.replay.cursor import load
 from tracer.transport.bus import Bus
 
@@ -69,8 +70,8 @@ def test_evidence_goes_where_it_may_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert evidence_folder() == tmp_path
+    assert output_folder() == tmp_path
     (tmp_path / "a.trace").touch()
     assert unused(tmp_path / "a.trace") == tmp_path / "a-2.trace"
     monkeypatch.setattr(os, "access", lambda *_: False)
-    assert evidence_folder() is None
+    assert output_folder() is None

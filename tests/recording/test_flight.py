@@ -59,7 +59,7 @@ class Engine1:
     def say(self, *events: Event) -> None:
         delivery = Delivery("engine", header("engine") if not self.told else None, list(events))
         self.told.append(delivery)
-        self.flight.take(delivery)
+        self.flight.feed(delivery)
 
     def run(self, seconds: int) -> None:
         """Live for a while; each second the recorder gets its tick."""
@@ -267,7 +267,7 @@ async def test_a_bus_is_followed_and_a_signal_writes(tmp_path: Path) -> None:
     subscription = bus.subscribe()
     flight.watch_signal()
     running = asyncio.create_task(flight.run(subscription))
-    subscription.put(Delivery("engine", header("engine"), [Received(real_clock.now(), 1, "r1")]))
+    subscription.append(Delivery("engine", header("engine"), [Received(real_clock.now(), 1, "r1")]))
     await asyncio.sleep(0.05)
     os.kill(os.getpid(), signal.SIGUSR1)
     for _ in range(300):
@@ -341,8 +341,8 @@ def test_too_few_samples_fire_nothing() -> None:
     [
         ("waiting>3", [Step(S, 0, waiting=4, running=1)], "waiting 4, rule waiting>3"),
         ("waiting>4", [Step(S, 0, waiting=4, running=1)], ""),
-        ("kv>=95%", [Step(S, 0, used=95)], "kv 95%, rule kv>=95%"),
-        ("kv>0.5", [Step(S, 0, used=95)], "kv 95%"),
+        ("kv>=95%", [Step(S, 0, used=95)], "kv 95 %, rule kv>=95%"),
+        ("kv>0.5", [Step(S, 0, used=95)], "kv 95 %"),
         ("kv>95%", [Step(S, 0, used=95)], ""),
         ("live>1", [Received(S, 1, "a"), Received(S, 2, "b")], "live 2"),
         (

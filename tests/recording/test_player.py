@@ -17,45 +17,73 @@ from engine_hooks.protocol.events import Heartbeat, Received, Sent, Step
 from engine_hooks.protocol.recorder import Recorder
 from engine_hooks.protocol.stream_decoder import Delivery
 from tests.effort import examples
-from tests.recording.story import MS, Clock, S, beats, fold, record, some, states
+from tests.recording.story import MS, Clock, S, beats, record, some, states
 from tests.state.traces import header
 from tracer.recording.trace_file import TraceFile
 from tracer.replay.cursor import Cursor, load
-from tracer.replay.keyframe_index import KeyframeIndex
+from tracer.replay.folding import fold as fold_file
 from tracer.replay.player import SPEEDS, Player
+from tracer.replay.snapshot_file import SnapshotFile
 from tracer.tui.feed import Feed
 
 DELIVERIES = some(11, requests=14, split=True, blocks=60)
-STATES = states(DELIVERIES)
+STATES = states(DELIVERIES, with_text=False)
 
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same trace with keyframes, without, and with some that cannot be used."""
+    """The same trace beside a cache with snapshots of it, an empty one, and one whose snapshots are
+    damaged."""
     folder = tmp_path_factory.mktemp("traces")
-    made = {kind: folder / f"{kind}.trace" for kind in ("with", "without", "foreign")}
-    record(made["with"], DELIVERIES)
-    record(made["without"], DELIVERIES, keyframes=False)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "tracer.recording.keyframes.keyframer.state_version", lambda: "another version"
-        )
-        record(made["foreign"], DELIVERIES)
+    made = {kind: folder / kind / "a.trace" for kind in ("folded", "new", "damaged")}
+    for kind, path in made.items():
+        path.parent.mkdir()
+        record(path, DELIVERIES, with_text=False, block_ns=S // 25)
+        if kind != "new":
+            found = snapshots_of(path)
+            if kind == "damaged":
+                spoil(found)
     return made
+
+
+def snapshots_of(path: Path) -> Path:
+    """Fold a recording into the cache beside it; the file with its snapshots."""
+    with pytest.MonkeyPatch.context() as patch, TraceFile(path) as trace:
+        patch.setenv("TRACER_CACHE", str(path.parent))
+        snapshots = SnapshotFile.of(trace)
+        assert snapshots is not None
+        fold_file(snapshots, apart_s=0)
+        return snapshots.path
+
+
+def spoil(path: Path) -> None:
+    """Change a byte of what each snapshot holds, and of none of their headers."""
+    data = bytearray(path.read_bytes())
+    begin = data.find(b"SNAP")
+    while begin >= 0:
+        end = data.find(b"SNAP", begin + 4)
+        end = len(data) if end < 0 else end
+        data[end - (end - begin) // 3] ^= 0x41
+        begin = end if end < len(data) else -1
+    path.write_bytes(data)
 
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These traces are short: keyframes are used for every seek all the same. A tick takes as long
+    """These traces are short: snapshots are used for every seek all the same. A tick takes as long
     as it takes: how busy this machine is must not matter."""
     monkeypatch.setattr("tracer.replay.cursor.NEAR_NS", 0)
     monkeypatch.setattr("tracer.replay.player.SLICE_NS", 60 * S)
     monkeypatch.setattr("tracer.replay.player.SEEK_NS", 60 * S)
 
 
-@pytest.fixture(params=["with", "without", "foreign"])
-def path(request: pytest.FixtureRequest, paths: dict[str, Path]) -> Path:
-    return paths[request.param]
+@pytest.fixture(params=["folded", "new", "damaged"])
+def path(
+    request: pytest.FixtureRequest, paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    path = paths[request.param]
+    monkeypatch.setenv("TRACER_CACHE", str(path.parent))
+    return path
 
 
 def settle(player: Player) -> Player:
@@ -73,7 +101,6 @@ def player(path: Path) -> Player:
 
 
 def test_the_state_at_any_instant_is_the_one_that_a_live_viewer_had(player: Player) -> None:
-    assert len(player.trace.keyframes) > 1 or "without" in str(player.trace.path)
     pick = random.Random(1)
     for begin, until, digest in [pick.choice(STATES) for _ in range(40)] + [STATES[0], STATES[-1]]:
         player.seek(pick.choice([begin, (begin + until - 1) // 2, until - 1]))
@@ -91,7 +118,7 @@ def test_whichever_way_one_comes_to_an_instant_the_state_is_the_same(
     paths: dict[str, Path], ways: list
 ) -> None:
     clock = Clock()
-    player = Player.open(paths["with"], now=clock, idle_s=None)
+    player = Player.open(paths["folded"], now=clock, idle_s=None)
     for what, amount in ways:
         match what:
             case "seek":
@@ -317,7 +344,7 @@ def test_a_long_gap_is_jumped_over_and_the_clock_stays_true(tmp_path: Path) -> N
     jumps = [(a, b) for a, b in pairwise(shown) if b - a > S]
     assert jumps == [(shown[shown.index(jumps[0][0])], 602 * S - 500 * MS)]
     assert player.skipped == jumps[0][1] - max(jumps[0][0], 1_900 * MS + 500 * MS)
-    assert "replay 1x, skipped 9 min 59 s" in said
+    assert "replay 1x, skipped 9:59.1" in said
     assert player.state.digest() == load(path).digest()
     player.close()
 
@@ -416,7 +443,7 @@ async def test_a_paused_player_that_has_nothing_to_do_does_nothing(paths: dict[s
             self.ticks += 1
             super().tick()
 
-    player = Counting.open(paths["with"], paused=True)
+    player = Counting.open(paths["folded"], paused=True)
     running = asyncio.create_task(player.run())
     await asyncio.sleep(0.3)
     assert player.ticks <= 2
@@ -429,62 +456,45 @@ async def test_a_paused_player_that_has_nothing_to_do_does_nothing(paths: dict[s
     player.close()
 
 
-def test_a_file_that_stands_still_is_read_ahead_and_a_seek_opens_no_keyframe_then(
-    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    player = Player.open(paths["with"], now=Clock(), paused=True)
-    assert player.preparing
-    while player.preparing:
-        player.tick()
-    assert not player.trace.problems
-    opened: list[bytes] = []
-    monkeypatch.setattr("tracer.replay.keyframe_index.opened", opened.append)
-    monkeypatch.setattr("tracer.recording.keyframes.opened._found_rows", opened.append)
-    for t, until, digest in STATES[:: max(1, len(STATES) // 12)]:
-        player.seek((t + until) // 2)
-        assert settle(player).state.digest() == digest
-    assert not opened
-
-
-def test_a_far_seek_in_a_file_without_keyframes_takes_several_ticks(
+def test_a_far_seek_in_a_file_that_was_not_folded_takes_several_ticks(
     paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tracer.replay.player.SEEK_NS", 0)
     monkeypatch.setattr("tracer.replay.player.SLICE_NS", 0)
-    player = Player.open(paths["without"], now=Clock(), paused=True)
+    monkeypatch.setenv("TRACER_CACHE", str(paths["new"].parent))
+    player = Player.open(paths["new"], now=Clock(), paused=True)
     settle(player)
     player.seek(player.trace.end)
     statuses = [player.status]
     while player.status.startswith("seeking"):
         player.tick()
         statuses.append(player.status)
-    shares = [int(status.split()[1][:-1]) for status in statuses[:-1]]
-    assert len(shares) > 5 and shares == sorted(shares) and shares[-1] <= 100
+    shares = [int(status.split()[1]) for status in statuses[:-1]]
+    assert len(shares) > 3 and shares == sorted(shares) and shares[-1] <= 100
     assert player.state.digest() == STATES[-1][2]
     player.close()
 
 
-def test_keyframes_made_on_the_way_save_folding_afterwards(paths: dict[str, Path]) -> None:
-    with TraceFile(paths["without"]) as trace:
-        index = KeyframeIndex(trace, keyframe_ns=S // 4)
-        assert index.made == 0 and index.before(trace.end).block == 0
-        while index.extend(0):
-            pass
-        assert index.made == 1 and index.reached == trace.end
-        place = index.before(trace.end)
-        assert place.block > len(trace.blocks) // 2
-        cursor = Cursor(index)
+def test_a_seek_starts_at_the_nearest_snapshot(paths: dict[str, Path]) -> None:
+    with TraceFile(paths["folded"]) as trace:
+        snapshots = SnapshotFile(trace, snapshots_of(trace.path))
+        assert snapshots.complete and snapshots.reached == trace.end
+        assert len(snapshots.entries) == len(trace.blocks)
+        cursor = Cursor(trace, snapshots)
+        for entry in (snapshots.entries[-1], snapshots.entries[0], snapshots.entries[-2]):
+            cursor.jump(entry.last + 1)
+            assert cursor.due == entry.last
+        assert cursor.reseated == 3
         cursor.jump(trace.end)
-        assert cursor.reseated == 1 and cursor.advance(trace.end)
-        assert cursor.state.digest() == STATES[-1][2] and cursor.step() is None
-        assert cursor.next_activity() is None
+        assert cursor.advance(trace.end) and cursor.state.digest() == STATES[-1][2]
+        assert cursor.step() is None and cursor.next_activity() is None
 
 
 def test_load_gives_the_state_at_an_instant_or_at_the_end(path: Path) -> None:
     for begin, until, digest in STATES[:: max(1, len(STATES) // 12)]:
         assert load(path, until=(begin + until) // 2).digest() == digest
-        assert load(path, until=(begin + until) // 2, keyframes=False).digest() == digest
-    assert load(path).digest() == fold(DELIVERIES).digest()
+        assert load(path, until=(begin + until) // 2, snapshots=False).digest() == digest
+    assert load(path).digest() == STATES[-1][2]
     few = load(path, keep_finished=2)
     assert (
         len(few.requests.over) == 2
@@ -542,4 +552,30 @@ def test_a_step_is_known_at_its_end(tmp_path: Path) -> None:
     assert player.state.sources["engine"].batch.count == 0
     player.seek(4 * S)
     assert player.state.sources["engine"].batch.count == 1
+    player.close()
+
+
+def test_what_is_shown_on_the_way_to_a_far_place_is_of_one_instant(
+    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No request was received after the instant that the screen names, whichever way it goes."""
+    monkeypatch.setattr("tracer.replay.player.SEEK_NS", 0)
+    monkeypatch.setattr("tracer.replay.player.SLICE_NS", 0)
+    monkeypatch.setenv("TRACER_CACHE", str(paths["new"].parent))
+    player = Player.open(paths["new"], now=Clock(), paused=True)
+    seen = set()
+    for t in (player.trace.end, player.trace.begin, player.trace.end):
+        player.seek(t)
+        while player.target is not None:
+            assert player.now() >= player.state.now
+            views = player.state.snapshot(now=player.now()).requests
+            assert all(view.received <= player.now() for view in views)
+            seen.add(player.now())
+            player.tick()
+        assert player.now() == t
+    assert len(seen) > 4
+    player.seek_by(-S)
+    player.seek_by(-S // 2)
+    settle(player)
+    assert player.now() == max(player.trace.begin, player.trace.end - 3 * S // 2)
     player.close()

@@ -17,13 +17,14 @@ from engine_hooks.protocol.clock import NS_PER_S
 from engine_hooks.protocol.recorder import Recorder
 from engine_hooks.protocol.stream_decoder import Delivery
 from tests.recording.story import fold
+from tracer.recording import event_columns
 from tracer.recording.flight import FlightRecorder
-from tracer.recording.keyframes.keyframer import Keyframer
 from tracer.recording.trace_file import TraceFile
 from tracer.recording.triggers import parse
 from tracer.replay.cursor import load
-from tracer.replay.keyframe_index import KeyframeIndex
+from tracer.replay.folding import fold as fold_file
 from tracer.replay.player import Player
+from tracer.replay.snapshot_file import SnapshotFile
 from tracer.state.trace_state import TraceState
 from tracer.transport.bus import Bus
 from tracer.transport.sources import DirectorySource
@@ -70,9 +71,7 @@ async def test_a_recording_of_a_real_engine_is_what_was_seen_live(
         async with asyncio.timeout(PATIENCE_S):
             bus = Bus()
             bus.add(DirectorySource(await run_folder(sockets), poll_s=0.05))
-            recorder = Recorder(
-                path, with_text=True, keyframes=Keyframer(), keyframe_ns=3_000_000_000
-            )
+            recorder = Recorder(path, with_text=True, encode=event_columns.encode)
             flight = FlightRecorder(tmp_path / "flight.trace", 1.0, [parse("live>0")], after_s=2)
             tasks = [
                 asyncio.create_task(recorder.run(bus.subscribe())),
@@ -89,19 +88,23 @@ async def test_a_recording_of_a_real_engine_is_what_was_seen_live(
         if process.poll() is None:
             process.kill()
         process.wait()
-    assert not recorder.error and not recorder.keyframe_error and recorder.missed == 0
+    assert not recorder.error and recorder.missed == 0
     live = state.snapshot()
     assert live.total >= 5 and live.losses.events == 0 and state.unknown == 0
-    assert load(path).digest() == load(path, keyframes=False).digest() == state.digest()
+    assert load(path).digest() == state.digest()
     with TraceFile(path) as trace:
-        assert trace.problems == [] and len(trace.keyframes) >= 2
-        index = KeyframeIndex(trace)
-        for keyframe in trace.keyframes:
-            before = TraceState()
-            for block in trace.blocks:
-                if block.number < keyframe.number:
-                    fold(trace.read(block), before)
-            assert index.before(keyframe.last).state.digest() == before.digest()
+        assert trace.problems == []
+        snapshots = SnapshotFile(trace, tmp_path / "snapshots")
+        fold_file(snapshots, apart_s=0)
+        snapshots.refresh()
+        assert snapshots.complete and len(snapshots.entries) > 5
+        before = TraceState()
+        for number, block in enumerate(trace.blocks):
+            fold(trace.read(block), before)
+            place = snapshots.before(block.last)
+            assert place is not None
+            if place.block == number + 1:
+                assert place.state.digest() == before.digest()
     player = Player.open(path, now=lambda: 0, paused=True)
     player.seek_fraction(1.0)
     while player.status.startswith("seeking"):

@@ -23,7 +23,7 @@ from engine_hooks.protocol.recorder import Recorder
 from engine_hooks.protocol.stream_decoder import Delivery
 from tests.recording.story import MS, Clock, S, fold, header_of, record, some, states
 from tests.state.traces import header
-from tracer.recording.keyframes.keyframer import Keyframer
+from tracer.recording import event_columns
 from tracer.recording.trace_file import TraceFile
 from tracer.replay.cursor import load
 from tracer.transport.bus import Bus
@@ -45,7 +45,6 @@ def test_a_recorded_trace_is_read_as_it_was_told(tmp_path: Path) -> None:
             trace.events == recorder.events == sum(len(delivery.events) for delivery in deliveries)
         )
         assert recorder.size == recorder.path.stat().st_size
-        assert len(trace.keyframes) >= 1
     assert load(recorder.path).digest() == fold(deliveries).digest()
     assert load(recorder.path).unknown == 3
 
@@ -71,16 +70,12 @@ def test_without_text_no_prompt_no_output_and_no_token_ids_are_in_the_file(tmp_p
         Sent(S + 3, 1, 1, 9),
     ]
     for with_text in (False, True):
-        recorder = Recorder(
-            tmp_path / f"{with_text}.trace", with_text=with_text, keyframes=Keyframer()
-        )
+        recorder = Recorder(tmp_path / f"{with_text}.trace", with_text=with_text)
         recorder.write(Delivery("engine", header("engine"), events))
         recorder.close()
         with TraceFile(recorder.path) as trace:
             assert trace.with_text == with_text
-            raw = b"".join(
-                trace.content(block) or b"" for block in (*trace.blocks, *trace.keyframes)
-            )
+            raw = b"".join(trace.content(block) or b"" for block in trace.blocks)
             back = [event for delivery in trace.deliveries() for event in delivery.events]
         for text in (secret.encode(), answer.encode(), ids):
             assert (text in raw) == with_text
@@ -193,41 +188,16 @@ def test_marks_are_kept(tmp_path: Path) -> None:
         assert trace.marks() == [Mark(S, "here it ? begins")]
 
 
-def test_keyframes_come_every_few_seconds_while_something_happens(tmp_path: Path) -> None:
-    keyframer, moment = Keyframer(), Clock()
-    recorder = Recorder(tmp_path / "a.trace", keyframes=keyframer, now=moment)
+def test_seconds_of_nothing_but_signs_of_life_are_marked_as_calm(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "a.trace", now=Clock())
     recorder.write(Delivery("engine", header("engine"), []))
     for second in range(1, 100):
         busy: list[Event] = [Sent(second * S, 1, second, second)] if second < 35 else []
         recorder.write(told(Heartbeat(second * S), *busy))
     recorder.close()
     with TraceFile(recorder.path) as trace:
-        at = [block.last // S for block in trace.keyframes]
         calm = [block.first // S for block in trace.blocks if block.calm]
-    assert at == list(range(4, 35, 3))
     assert calm == list(range(35, 100))
-
-
-def test_a_defect_in_keyframes_costs_the_keyframes_alone(tmp_path: Path) -> None:
-    class Broken(Keyframer):
-        def make(self, number: int, seqs: object) -> tuple[bytes, bool]:
-            raise KeyError("oops")
-
-    deliveries = some(3)
-    recorder = Recorder(tmp_path / "a.trace", keyframes=Broken())
-    for delivery in deliveries:
-        recorder.write(delivery)
-    last = Heartbeat(deliveries[-1].events[-1].t + 60 * S)
-    for second in range(2):
-        recorder.write(
-            Delivery(
-                "core", None, [Heartbeat(last.t + second * S), Sent(last.t + second * S, 1, 1, 1)]
-            )
-        )
-    recorder.close()
-    assert recorder.keyframe_error == "KeyError: 'oops'" and not recorder.error
-    with TraceFile(recorder.path) as trace:
-        assert trace.problems == [] and trace.keyframes == [] and trace.events == recorder.events
 
 
 # --- what can go wrong with a file ----------------------------------------------------------------
@@ -364,7 +334,7 @@ async def test_a_bus_is_recorded_until_it_ends(tmp_path: Path) -> None:
     ]
     bus = Bus()
     bus.add(_feed(deliveries))
-    recorder = Recorder(tmp_path / "a.trace", keyframes=Keyframer())
+    recorder = Recorder(tmp_path / "a.trace", encode=event_columns.encode)
     recording = asyncio.create_task(recorder.run(bus.subscribe()))
     await bus.run()
     await asyncio.wait_for(recording, 20)
@@ -379,7 +349,7 @@ async def test_a_recording_that_is_cancelled_closes_its_file(tmp_path: Path) -> 
     subscription = bus.subscribe()
     recording = asyncio.create_task(recorder.run(subscription))
     await asyncio.sleep(0)
-    subscription.put(Delivery("engine", header("engine"), [Heartbeat(S)]))
+    subscription.append(Delivery("engine", header("engine"), [Heartbeat(S)]))
     await asyncio.sleep(0.05)
     recording.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -394,7 +364,7 @@ async def test_a_recording_ends_by_itself_when_nothing_can_be_written(tmp_path: 
     recorder = Recorder(tmp_path / "a.trace", on_error=said.append)
     os.close(recorder._file._file)
     subscription = bus.subscribe()
-    subscription.put(Delivery("engine", header("engine"), [Heartbeat(S)]))
+    subscription.append(Delivery("engine", header("engine"), [Heartbeat(S)]))
     await asyncio.wait_for(recorder.run(subscription), 20)
     assert said == [recorder.error] and recorder.error.endswith("bad file descriptor")
 

@@ -4,6 +4,7 @@ the table says."""
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,12 +14,16 @@ from typing import Any
 
 import pytest
 
+from tests.effort import examples
 from tracer.recording.trace_file import TraceFile
-from tracer.replay.cursor import load
+from tracer.replay.cursor import Cursor, load
+from tracer.replay.folding import fold as fold_file
+from tracer.replay.snapshot_file import SnapshotFile
 from tracer.state.trace_state import TraceState
 
 FOLDER = Path(__file__).resolve().parents[2] / "recordings"
 RECORDINGS = sorted(FOLDER.glob("*.trace"))
+PLACES = examples(50)
 
 PROBE = """
 import contextlib, io, json, sys, time
@@ -146,3 +151,35 @@ def test_the_modelled_one_says_that_it_was_not_measured_and_has_the_reference_fi
     assert request.e2e_ms == pytest.approx(1_883, rel=0.01) and request.ttft_ms == pytest.approx(
         89, rel=0.01
     )
+
+
+@pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
+def test_live_replay_and_reread_are_one_at_any_place(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forwards and backwards, through snapshots and without: what a live viewer had at that
+    instant."""
+    monkeypatch.setattr("tracer.replay.cursor.NEAR_NS", 0)
+    with TraceFile(path) as trace:
+        snapshots = SnapshotFile(trace, tmp_path / "snapshots")
+        fold_file(snapshots, apart_s=0)
+        snapshots.refresh()
+        assert snapshots.complete
+        pick = random.Random(path.stem)
+        places = [trace.begin, *(pick.randint(trace.begin, trace.end) for _ in range(PLACES))]
+        cursor = Cursor(trace)
+        expected: dict[int, str] = {}
+        for t in sorted(places):
+            assert cursor.advance(t)
+            expected[t] = cursor.state.digest()
+        jumping = Cursor(trace, snapshots)
+        for t in (*sorted(places, reverse=True), *places):
+            jumping.jump(t)
+            assert jumping.advance(t)
+            assert jumping.state.digest() == expected[t]
+        assert jumping.reseated > len(places) // 2
+        live = TraceState()
+        for delivery in trace.deliveries():
+            live.feed(delivery)
+        jumping.jump(trace.end)
+        assert jumping.advance(trace.end) and jumping.state.digest() == live.digest()

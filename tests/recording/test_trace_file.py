@@ -42,7 +42,7 @@ from tracer.replay.player import Player
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recording of some 12 kB with several blocks and keyframes."""
+    """A recording of some 12 kB with several blocks."""
     path = tmp_path_factory.mktemp("traces") / "small.trace"
     record(path, some(7, requests=6, split=True), block_ns=S // 20)
     return path
@@ -52,7 +52,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording of over 64 kB."""
     path = tmp_path_factory.mktemp("traces") / "larger.trace"
-    record(path, some(8, requests=60, split=True), block_ns=S // 20)
+    record(path, some(8, requests=240, split=True), block_ns=S // 20)
     assert path.stat().st_size > 70_000
     return path
 
@@ -269,7 +269,7 @@ def test_a_newer_schema_and_a_newer_format_are_refused_with_what_to_do(tmp_path:
     data[16] = FORMAT + 1
     path.write_bytes(bytes(data) + make_block(EVENTS, _frames(BEAT), number=0))
     with pytest.raises(
-        TraceFileError, match=r"newer tracer \(file format 3, this one reads up to 2\): upgrade"
+        TraceFileError, match=r"newer tracer \(file format 4, this one reads up to 3\): upgrade"
     ):
         load(path)
 
@@ -433,7 +433,6 @@ def test_a_repaired_file_still_says_what_is_damaged_inside(small: Path, tmp_path
         assert trace.problems == [] and trace.verify() == [damage]
     state = load(path)
     assert state.sources["core"].missing + state.sources["api"].missing == block.events
-    assert state.digest() == load(path, keyframes=False).digest()
 
 
 def test_a_file_that_is_being_written_is_read_and_not_repaired(tmp_path: Path) -> None:

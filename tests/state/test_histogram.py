@@ -116,18 +116,13 @@ def test_what_is_read_in_between_changes_nothing(
             read.sums()
         if data.draw(st.booleans()):
             read.flush()
-    pieces = quiet.chunks()
-    assert pieces == read.chunks()
-    again = WindowedCounts([0, -1, 1])
-    again.restore(pieces)
-    for counts in (read, again):
-        assert counts.sums().heads == quiet.sums().heads
-        for mine, other in zip(
-            [quiet.sums().total, *quiet.sums().rings],
-            [counts.sums().total, *counts.sums().rings],
-            strict=True,
-        ):
-            assert (mine == other).all()
+    assert read.sums().heads == quiet.sums().heads
+    for mine, other in zip(
+        [quiet.sums().total, *quiet.sums().rings],
+        [read.sums().total, *read.sums().rings],
+        strict=True,
+    ):
+        assert (mine == other).all()
 
 
 @pytest.mark.parametrize(

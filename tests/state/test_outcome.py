@@ -11,7 +11,7 @@ from engine_hooks.protocol import events
 from engine_hooks.protocol.clock import NS_PER_MS
 from engine_hooks.protocol.events import pack_u32
 from engine_hooks.protocol.stages import Stage
-from tracer.state.metrics.tally import Tally
+from tracer.state.metrics.total_counters import TotalCounters
 from tracer.state.trace_state import TraceState
 from tracer.tui.naming import phase_text
 from tracer.tui.toolkit.theme import ASCII, PALETTES, Look
@@ -60,9 +60,9 @@ def folded(*, times: int = 1, **how: object) -> TraceState:
 
 
 def samples(state: TraceState) -> dict[str, list[float]]:
-    """TTFT and E2E that were counted, in ms, by the windows and by the tally."""
+    """TTFT and E2E that were counted, in ms, by the windows and by the totals."""
     timers = state.snapshot(window_s=math.inf).timers
-    whole: Tally = state.tally.whole()
+    whole: TotalCounters = state.totals.whole()
     found = {}
     for name in ("ttft", "e2e"):
         kept = [
@@ -107,7 +107,7 @@ def test_a_sample_is_an_answers_first_token_that_was_sent(
     state = folded(**how)
     assert samples(state) == {"ttft": ttft, "e2e": e2e}
     assert [
-        end for (_, _, end), count in state.tally.whole().ended.items() for _ in range(count)
+        end for (_, _, end), count in state.totals.whole().ended.items() for _ in range(count)
     ] == [reason]
     snapshot = state.snapshot()
     assert (snapshot.finished, snapshot.failed) == (1, failed)
@@ -134,7 +134,7 @@ def test_a_failed_request_looks_failed(how: dict[str, object], words: str, style
 
 
 def test_errors_are_counted_apart_by_their_status() -> None:
-    whole = folded(engaged=False, token=False, status=503).tally.whole()
+    whole = folded(engaged=False, token=False, status=503).totals.whole()
     (key,) = [key for key in whole.distributions if key[2] == "e2e"]
     assert key[3] == "503"
     assert whole.distributions[key].total == 70 * NS_PER_MS

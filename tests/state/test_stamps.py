@@ -1,7 +1,7 @@
 """Events whose time contradicts the others are set aside: the state is the one without them, and
 their number is told.
 
-Every kind of event, every kind of stamp, in every place; through keyframes too. What only looks odd
+Every kind of event, every kind of stamp, in every place; through snapshots too. What only looks odd
 stays: pauses of days, a clock that jumps back, another host's, what is told to a viewer that comes
 late.
 """
@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_hooks.protocol import events as kinds
-from engine_hooks.protocol.attach_state import Retained
+from engine_hooks.protocol.attach_state import AttachState
 from engine_hooks.protocol.clock import ClockAnchor
 from engine_hooks.protocol.events import (
     Event,
@@ -34,7 +34,7 @@ from engine_hooks.protocol.events import (
 from engine_hooks.protocol.stamps import set_aside_line
 from tests.effort import examples, thinned
 from tests.recording.story import plain
-from tests.recording.test_keyframes import tape
+from tests.recording.tape import tape
 from tests.state.traces import START, Trace, simulate
 from tracer.state.trace_state import TraceState
 
@@ -222,10 +222,10 @@ def test_a_real_pause_loses_nothing(pause: int, at: int, split: bool) -> None:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 1 << 32), st.booleans(), st.data())
-def test_keyframes_know_what_waits_to_be_believed(
+def test_snapshots_know_what_waits_to_be_believed(
     seed: int, split: bool, data: st.DataObject
 ) -> None:
-    """Pauses and strays between any two events, keyframes between any other two."""
+    """Pauses and strays between any two events, snapshots between any other two."""
     trace, told = base(seed % 1_000, split=split)
     shift = 0
     odd: Told = []
@@ -243,15 +243,10 @@ def test_keyframes_know_what_waits_to_be_believed(
     for number, digest in enumerate(made.digests):
         assert made.restored(number).digest() == digest
     start = random.Random(seed).randrange(len(made.parts))
-    state = made.restored(start)
-    for part in made.parts[start + 1 :]:
-        for delivery in part:
-            for event in delivery.events:
-                state.apply(delivery.source, event)
-    assert state.digest() == made.digests[-1]
+    assert made.gone_on(start).digest() == made.digests[-1]
 
 
-def test_steps_that_waited_are_found_by_keyframes() -> None:
+def test_steps_that_waited_are_in_snapshots() -> None:
     """A pause after which steps come first: they wait over the end of a block and are taken in with
     a later one."""
     trace, told = base()
@@ -274,19 +269,19 @@ def test_what_is_told_to_a_viewer_that_comes_days_later_is_believed() -> None:
         (source, event) for source, event in told if type(event) in (kinds.Engine, kinds.Coverage)
     ]
     later = [(source, moved(event, days)) for source, event in told if (source, event) not in facts]
-    retained = Retained()
-    retained.observe([event for _, event in facts], START)
+    attach_state = AttachState()
+    attach_state.observe([event for _, event in facts], START)
     live = later[: len(later) // 2]
-    retained.observe([event for _, event in live], live[-1][1].t)
+    attach_state.observe([event for _, event in live], live[-1][1].t)
     source = told[0][0]
     state = state_of(
-        trace, [*((source, event) for event in retained.snapshot()), *later[len(live) :]]
+        trace, [*((source, event) for event in attach_state.snapshot()), *later[len(live) :]]
     )
     assert (state.set_aside(), state.unknown) == (0, 0)
     assert state.now == later[-1][1].t
     # The connection breaks, and all is told again.
     again = state_of(
-        trace, [*later, *((source, event) for event in retained.snapshot()), *later[-3:]]
+        trace, [*later, *((source, event) for event in attach_state.snapshot()), *later[-3:]]
     )
     assert (again.set_aside(), again.now) == (0, later[-1][1].t)
 

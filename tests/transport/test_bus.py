@@ -32,7 +32,7 @@ from .processes import PATIENCE, Emitter, emitter
 def header(source: str, boot_id: str | None = None) -> Header:
     """A header of this host, or of another one."""
     boot = clock.boot_id() if boot_id is None else boot_id
-    return Header(SCHEMA_VERSION, source, 1, "engine", source, "host", boot, ClockAnchor.take())
+    return Header(SCHEMA_VERSION, source, 1, "engine", source, "host", boot, ClockAnchor.read())
 
 
 def sent(t: int, key: int = 1) -> Sent:

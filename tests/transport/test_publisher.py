@@ -234,6 +234,19 @@ def test_a_late_role_reaches_viewers_old_and_new(directory: Path) -> None:
         wire.connection.close()
 
 
+def test_a_role_that_comes_before_the_snapshot_reaches_the_viewer(directory: Path) -> None:
+    """A viewer that connected a moment before the role was known kept the old one for ever."""
+    publisher = Publisher(EventBuffer(), role="api", title="t", directory=directory)
+    publisher.start()
+    assert publisher.path is not None
+    wire = Wire(publisher.path)
+    eventually(lambda: publisher.viewers == 1)
+    publisher.set_role("core", "the core")
+    wire.read(lambda: wire.header is not None and wire.header.role == "core")
+    publisher.stop()
+    wire.read_to_end()
+
+
 def test_a_forked_child_speaks_for_itself(directory: Path) -> None:
     with emitter(directory) as process:
         parent = attach(process)
@@ -288,6 +301,7 @@ def test_a_daemon_that_closes_all_descriptors_gets_a_new_socket_and_clean_files(
     scratch = directory / "files"
     scratch.mkdir()
     with emitter(directory) as process:
+        parents = attach(process)
         child_pid = process.ask("daemon", str(scratch), 60)
         try:
             eventually(lambda: len(list(scratch.iterdir())) == 20)
@@ -300,8 +314,13 @@ def test_a_daemon_that_closes_all_descriptors_gets_a_new_socket_and_clean_files(
         finally:
             os.kill(child_pid, signal.SIGKILL)
         assert len(list(scratch.iterdir())) == 20
-        assert all(file.stat().st_size == 0 for file in scratch.iterdir())
-        assert process.ask("status")["viewers"] == 0
+        assert {file.stat().st_size for file in scratch.iterdir()} == {0}
+        assert process.ask("status")["viewers"] == 1
+        process.ask("sent", 100)
+        final = process.ask("finish")
+        parents.read_to_end()
+        assert_all_accounted(parents, final["emitted"])
+        assert sum(isinstance(event, Sent) for event in parents.events) == 100
 
 
 def test_a_socket_that_a_cleaner_removed_comes_back(directory: Path) -> None:

@@ -125,7 +125,7 @@ class _Writer:
         places = {kind: place for place, kind in enumerate(rows)}
         kinds = bytes([places[type(event)] for event in self._events])
         instants = _integers([event.t for event in self._events])
-        self._put(_ROW, np.diff(instants, prepend=0))
+        self._put(_ROW, _differences(instants))
         types = [
             self._type(kind, list(zip(*of_kind, strict=True))) for kind, of_kind in rows.items()
         ]
@@ -166,15 +166,11 @@ class _Writer:
         self, values: Ints, before: Ints | None, instants: Ints, order: npt.NDArray[np.intp] | None
     ) -> None:
         """Put a column of numbers as the guess tells it best."""
-        guesses = [
-            (_AS_IT_IS, values),
-            (_ROW, np.diff(values, prepend=0)),
-            (_INSTANT, values - instants),
-        ]
+        guesses = [(_AS_IT_IS, values), (_ROW, _differences(values)), (_INSTANT, values - instants)]
         if before is not None:
             guesses.append((_COLUMN, values - before))
         if order is not None:
-            guesses.append((_KEY, np.diff(values[order], prepend=0)))
+            guesses.append((_KEY, _differences(values[order])))
         self._put(*min(guesses, key=_bits))
 
     def _packed(self, column: Sequence[bytes]) -> str:
@@ -228,6 +224,14 @@ def _integers(values: Sequence[Any], kind: type[Any] = int) -> Ints:
     return np.array(values, np.int64)
 
 
+def _differences(values: Ints) -> Ints:
+    """Return what each value is more than the one before it, the first one as it is. A third of the
+    time that `np.diff` takes for the short columns of a second."""
+    found = values.copy()
+    found[1:] -= values[:-1]
+    return found
+
+
 def _bits(guess: tuple[int, Ints]) -> float:
     """About how many bits a guess leaves."""
     return float(np.log2(1.0 + np.abs(guess[1].astype(np.float64))).sum())
@@ -236,15 +240,14 @@ def _bits(guess: tuple[int, Ints]) -> float:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def decode(payload: bytes, only: type[Event] | None = None) -> tuple[Batch, int]:
-    """The events of a frame in columns, and how many of them this version does not know. With
-    `only` no others are made, and the batch holds these alone.
+def decode(payload: bytes) -> tuple[Batch, int]:
+    """Return the events of a frame in columns, and how many of them this version does not know.
 
     Raises FrameError for anything that is no such frame. What it makes is no larger than the frame
     by more than rows would be: every number takes a byte in it at least.
     """
     try:
-        return _read(_decoder.decode(payload), only)
+        return _read(_decoder.decode(payload))
     except FrameError:
         raise
     except (
@@ -254,7 +257,7 @@ def decode(payload: bytes, only: type[Event] | None = None) -> tuple[Batch, int]
         raise FrameError(f"damaged columns: {error}") from None
 
 
-def _read(frame: Columns, only: type[Event] | None) -> tuple[Batch, int]:
+def _read(frame: Columns) -> tuple[Batch, int]:
     kinds = np.frombuffer(frame.kinds, np.uint8)
     if not 0 < len(kinds) <= MOST or int(kinds.max()) >= len(frame.types):
         raise FrameError("columns of no events")
@@ -269,11 +272,10 @@ def _read(frame: Columns, only: type[Event] | None) -> tuple[Batch, int]:
                 sizes += (count, next(words, -1))
             elif letter in "io":
                 sizes.append(count)
-    numbers = _Numbers(sizes, frame.modes, frame.planes)
+    every = _columns_of(sizes, frame.modes, frame.planes)
     texts, blobs = iter(frame.texts), iter(frame.blobs)
     if frame.modes[0] >> 4 != _ROW:
         raise FrameError("instants of another kind")
-    every = numbers.columns(0, len(sizes) if only is None else 1)
     instants = np.cumsum(every[0])
     made: list[Iterator[Any] | None] = []
     unknown = 0
@@ -281,22 +283,24 @@ def _read(frame: Columns, only: type[Event] | None) -> tuple[Batch, int]:
         kind, expected = _kinds().get(tag, (None, ""))
         own_texts = [next(texts) for letter in letters if letter == "s"]
         own_blobs = [next(blobs) for letter in letters if letter == "r"]
-        if kind is None or not _fits(letters, expected) or (only is not None and kind is not only):
+        if kind is None or not _fits(letters, expected):
             unknown += counts[place]
             made.append(None)
             continue
         end = firsts[place + 1] if place + 1 < len(firsts) else len(sizes)
         modes = [mode >> 4 for mode in frame.modes[firsts[place] : end]]
-        own = every[firsts[place] : end] if only is None else numbers.columns(firsts[place], end)
         of_kind = instants[kinds == place]
         columns = _columns(
-            letters, of_kind, iter(modes), iter(own), iter(own_texts), iter(own_blobs)
+            letters,
+            of_kind,
+            iter(modes),
+            iter(every[firsts[place] : end]),
+            iter(own_texts),
+            iter(own_blobs),
         )
         events: list[Any] = list(map(kind, *columns[: len(expected) + 1]))
         if {*map(len, columns)} != {counts[place]}:
             raise FrameError("columns of different length")
-        if only is not None:
-            return Batch(frame.seq, events), 0
         made.append(iter(events))
     if unknown:
         return Batch(
@@ -311,45 +315,30 @@ def _fits(letters: str, expected: str) -> bool:
     return all(a == b or (a, b) == ("r", "b") for a, b in zip(letters, expected, strict=False))
 
 
-class _Numbers:
-    """The columns of numbers of a frame, taken out of their planes when they are wanted."""
-
-    def __init__(self, sizes: list[int], modes: bytes, planes: bytes) -> None:
-        self._widths = widths = [mode & 15 for mode in modes]
-        if len(widths) != len(sizes) or min(sizes) < 0 or not 0 < min(widths) <= max(widths) <= 8:
-            raise FrameError("columns without a size")
-        totals = [0] * 9
-        self._begins: list[int] = []
-        for size, width in zip(sizes, widths, strict=True):
-            self._begins.append(totals[width])
-            totals[width] += size
-        if sum(width * total for width, total in enumerate(totals)) != len(planes):
-            raise FrameError("columns were cut")
-        self._planes: list[npt.NDArray[np.uint8]] = []
-        self._sizes = sizes
-        data, at = np.frombuffer(planes, np.uint8), 0
-        for width, total in enumerate(totals):
-            self._planes.append(data[at : at + width * total].reshape(width, total))
-            at += width * total
-
-    def columns(self, first: int, end: int) -> list[Ints]:
-        """The columns from the place `first` up to `end`."""
-        spans: dict[int, list[int]] = {}
-        for place in range(first, end):
-            begin = self._begins[place]
-            spans.setdefault(self._widths[place], [begin, begin])[1] = begin + self._sizes[place]
-        values: dict[int, Ints] = {}
-        for width, (begin, stop) in spans.items():
-            wide = np.zeros((stop - begin, 8), np.uint8)
-            wide[:, :width] = self._planes[width][:, begin:stop].T
-            zigzagged = wide.view("<i8").ravel()
-            values[width] = ((zigzagged >> 1) & _POSITIVE) ^ -(zigzagged & 1)
-        found: list[Ints] = []
-        for place in range(first, end):
-            width = self._widths[place]
-            begin = self._begins[place] - spans[width][0]
-            found.append(values[width][begin : begin + self._sizes[place]])
-        return found
+def _columns_of(sizes: list[int], modes: bytes, planes: bytes) -> list[Ints]:
+    """Return the columns of numbers of a frame, taken out of their planes."""
+    widths = [mode & 15 for mode in modes]
+    if len(widths) != len(sizes) or min(sizes) < 0 or not 0 < min(widths) <= max(widths) <= 8:
+        raise FrameError("columns without a size")
+    totals = [0] * 9
+    for size, width in zip(sizes, widths, strict=True):
+        totals[width] += size
+    if sum(width * total for width, total in enumerate(totals)) != len(planes):
+        raise FrameError("columns were cut")
+    data, at = np.frombuffer(planes, np.uint8), 0
+    values: list[Ints] = []
+    for width, total in enumerate(totals):
+        wide = np.zeros((total, 8), np.uint8)
+        wide[:, :width] = data[at : at + width * total].reshape(width, total).T
+        zigzagged = wide.view("<i8").ravel()
+        values.append(((zigzagged >> 1) & _POSITIVE) ^ -(zigzagged & 1))
+        at += width * total
+    found: list[Ints] = []
+    used = [0] * 9
+    for size, width in zip(sizes, widths, strict=True):
+        found.append(values[width][used[width] : used[width] + size])
+        used[width] += size
+    return found
 
 
 def _columns(

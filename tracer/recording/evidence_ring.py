@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tracer.recording.excerpt import evidence_folder
 from tracer.recording.flight import FlightRecorder
+from tracer.recording.folders import output_folder
 
 if TYPE_CHECKING:
     from tracer.transport.bus import Bus
@@ -60,7 +60,7 @@ class EvidenceRing:
         if self._given:
             self._flight.trigger(f"finding {rule}")
             return "the flight recorder writes its last minutes …"
-        folder = evidence_folder()
+        folder = output_folder()
         if folder is None:
             return "no folder to write evidence to"
         self._flight.path = folder / f"{rule}.trace"

@@ -8,21 +8,16 @@ the times of steps long ago.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 from pathlib import Path
 from typing import Final
 
-from platformdirs import user_cache_path
-
-from engine_hooks.protocol.attach_state import Retained
 from engine_hooks.protocol.block_file import BlockFile, mark_block
 from engine_hooks.protocol.block_maker import BlockMaker
 from engine_hooks.protocol.blocks import TraceFileError
 from engine_hooks.protocol.clock import NS_PER_S
-from engine_hooks.protocol.events import Header, SourceGone
 from engine_hooks.protocol.frames import SequenceCheck
-from engine_hooks.protocol.stream_decoder import Delivery
+from tracer.recording.folders import output_folder, unused
+from tracer.recording.told_before import ToldBefore
 from tracer.recording.trace_file import TraceFile
 
 BEFORE_NS: Final = 5 * NS_PER_S
@@ -30,8 +25,6 @@ BEFORE_NS: Final = 5 * NS_PER_S
 AFTER_NS: Final = 2 * NS_PER_S
 MOST_NS: Final = 120 * NS_PER_S
 """Of something that lasts for an hour the first minutes are like the rest."""
-_MOST_FILES: Final = 1_000
-"""Excerpts of one name."""
 
 
 def excerpt(
@@ -44,17 +37,13 @@ def excerpt(
     is in the trace. Raises TraceFileError for a file that is none or cannot be written.
     """
     with TraceFile(trace) as source:
-        known: dict[str, tuple[Header | None, Retained]] = {}
+        before = ToldBefore()
         checks: dict[str, SequenceCheck] = {}
         place, last = 0, len(source.blocks) - 1
         while place < last and source.blocks[place].last < begin:
             block = source.blocks[place]
             for delivery in source.checked(block, checks):
-                header, retained = known.get(delivery.source) or (None, Retained())
-                known[delivery.source] = delivery.header or header, retained
-                retained.observe(delivery.events, block.last)
-                if delivery.events and type(delivery.events[-1]) is SourceGone:
-                    del known[delivery.source]
+                before.observe(delivery, block.last)
             place += 1
         if last < 0 or source.blocks[place].first > end:
             raise TraceFileError(f"{source.path}: nothing happened between these instants")
@@ -65,21 +54,17 @@ def excerpt(
             name: check.expected for name, check in checks.items() if check.expected is not None
         }
         file = BlockFile(target, with_text=source.with_text)
-        told = [
-            Delivery(name, header, retained.snapshot())
-            for name, (header, retained) in known.items()
-        ]
-        for made in maker.make_known(told):
-            file.put(made)
+        for made in maker.make_known(before.deliveries(first)):
+            file.append(made)
         for block in source.blocks[place:]:
             if block.first > end:
                 break
             for delivery in source.checked(block, checks):
-                maker.put(delivery)
-            for made in maker.make(maker.take(), block.last):
-                file.put(made)
+                maker.append(delivery)
+            for made in maker.make(maker.take_pending(), block.last):
+                file.append(made)
         if mark is not None:
-            file.put(mark_block(maker, mark, why))
+            file.append(mark_block(maker, mark, why))
         file.close(maker)
         if file.error:
             raise TraceFileError(file.error)
@@ -105,7 +90,7 @@ class Excerpts:
 
     async def write(self, rule: str, start: int, end: int | None) -> str:
         """Cut the recording around a finding of `rule`; what came of it, in one sentence."""
-        folder = evidence_folder()
+        folder = output_folder()
         if folder is None:
             return "no folder to write evidence to"
         target = unused(folder / f"{self._trace.stem}-{rule}.trace")
@@ -117,23 +102,3 @@ class Excerpts:
         except (OSError, TraceFileError) as error:
             return str(error)
         return f"evidence: {size / 1e3:,.0f} kB in {target}"
-
-
-def evidence_folder() -> Path | None:
-    """The working folder, or the cache folder where that may not be written to; None when neither
-    may."""
-    for folder in (Path.cwd(), user_cache_path("tracer")):
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            if os.access(folder, os.W_OK | os.X_OK):
-                return folder
-    return None
-
-
-def unused(path: Path) -> Path:
-    """`path`, or a numbered sibling that does not exist yet."""
-    candidate, number = path, 1
-    while candidate.exists() and number < _MOST_FILES:
-        number += 1
-        candidate = path.with_stem(f"{path.stem}-{number}")
-    return candidate

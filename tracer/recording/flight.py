@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Final
 
 from engine_hooks.protocol import clock
-from engine_hooks.protocol.attach_state import Retained
 from engine_hooks.protocol.block_file import BlockFile, mark_block
 from engine_hooks.protocol.block_maker import BlockMaker, Made
 from engine_hooks.protocol.blocks import TraceFileError
 from engine_hooks.protocol.clock import NS_PER_S, ClockAnchor
-from engine_hooks.protocol.events import Event, Header, SourceGone
 from engine_hooks.protocol.stream_decoder import Delivery
+from tracer.recording.folders import unused
+from tracer.recording.told_before import ToldBefore
 from tracer.recording.triggers import Rule
 from tracer.state.trace_state import TraceState
 
@@ -102,7 +102,7 @@ class FlightRecorder:
         self._maker = BlockMaker(with_text=with_text, began=now())
         self._maker.number = _RESERVED
         self._groups: deque[_Group] = deque()
-        self._known: dict[str, tuple[Header | None, Retained]] = {}
+        self._before = ToldBefore()
         self._asked: deque[str] = deque()
         self._file: BlockFile | None = None
         self._reason = ""
@@ -112,9 +112,9 @@ class FlightRecorder:
 
     # --- feeding ----------------------------------------------------------------------------------
 
-    def take(self, delivery: Delivery) -> None:
+    def feed(self, delivery: Delivery) -> None:
         """Take a delivery in."""
-        self._maker.put(delivery)
+        self._maker.append(delivery)
         if self._next < 0:
             self._next = self._now() + NS_PER_S
 
@@ -138,7 +138,7 @@ class FlightRecorder:
         working = asyncio.create_task(self._work_regularly())
         try:
             async for delivery in deliveries:
-                self.take(delivery)
+                self.feed(delivery)
         finally:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
@@ -150,7 +150,9 @@ class FlightRecorder:
     async def _work_regularly(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            working = asyncio.ensure_future(asyncio.to_thread(self.work, self._maker.take()))
+            working = asyncio.ensure_future(
+                asyncio.to_thread(self.work, self._maker.take_pending())
+            )
             try:
                 await asyncio.shield(working)
             except asyncio.CancelledError:
@@ -168,7 +170,7 @@ class FlightRecorder:
         """Make a block of what came (of `pending`, where that was taken by another thread), keep
         it, ask the rules, and write."""
         for made in self._maker.make(
-            self._maker.take() if pending is None else pending, self._now()
+            self._maker.take_pending() if pending is None else pending, self._now()
         ):
             if not self._groups or made.last - self._groups[-1].begin >= GROUP_NS:
                 self._begin_group(made)
@@ -176,7 +178,7 @@ class FlightRecorder:
             group.blocks.append(made)
             group.size += len(made.data)
             if self._file is not None:
-                self._file.put(made)
+                self._file.append(made)
             for delivery in made.deliveries:
                 self._fold(delivery)
         self._forget()
@@ -190,28 +192,15 @@ class FlightRecorder:
         return sum(group.size for group in self._groups)
 
     def _fold(self, delivery: Delivery) -> None:
-        header, retained = self._known.get(delivery.source) or (None, Retained())
-        header = delivery.header or header
-        self._known[delivery.source] = header, retained
         if self.rules:
-            if delivery.header is not None:
-                self.state.add_source(delivery.header)
-            self.state.unknown += delivery.unknown
-            for event in delivery.events:
-                self.state.apply(delivery.source, event)
-        retained.observe(delivery.events, self._maker.due)
-        if delivery.events and type(delivery.events[-1]) is SourceGone:
-            del self._known[delivery.source]
+            self.state.feed(delivery)
+        self._before.observe(delivery, self._maker.due)
 
     def _begin_group(self, made: Made) -> None:
-        known = [
-            Delivery(source, header, _not_later(retained.snapshot(), made.first))
-            for source, (header, retained) in self._known.items()
-        ]  # fmt: skip
         seqs = dict(made.seqs)
         for delivery in made.deliveries:
             seqs[delivery.source] -= len(delivery.events)
-        self._groups.append(_Group(known, made.first, seqs))
+        self._groups.append(_Group(self._before.deliveries(made.first), made.first, seqs))
 
     def _forget(self) -> None:
         """Let go of what is too old or too much."""
@@ -236,7 +225,7 @@ class FlightRecorder:
         ]:
             if self._file is not None:  # it is being written: longer, then, and with another mark
                 self._until = ours + self._after_ns
-                self._file.put(mark_block(self._maker, self._maker.due, reason))
+                self._file.append(mark_block(self._maker, self._maker.due, reason))
             elif not by_rule or self._by_rules < MOST_FILES:
                 self._by_rules += by_rule
                 self._write(reason)
@@ -256,11 +245,11 @@ class FlightRecorder:
         begin = BlockMaker(with_text=self._maker.with_text, began=first.begin)
         begin.due, begin.seqs = first.begin, dict(first.seqs)
         for made in begin.make_known(first.known):
-            file.put(made)
+            file.append(made)
         for group in self._groups:
             for made in group.blocks:
-                file.put(made)
-        file.put(mark_block(self._maker, self._maker.due, reason))
+                file.append(made)
+        file.append(mark_block(self._maker, self._maker.due, reason))
 
     def _complete(self) -> None:
         file, self._file = self._file, None
@@ -271,25 +260,13 @@ class FlightRecorder:
             self._on_written(file.path, self._reason)
 
     def _unused(self) -> Path:
-        """A name with the time in it that no file has."""
-        folder, stem, suffix = self.path.parent, self.path.stem, self.path.suffix or ".trace"
-        if self.path.is_dir():
-            folder, stem = self.path, "flight"
-            suffix = ".trace"
-        moment = datetime.fromtimestamp(ClockAnchor.take().wall / NS_PER_S).astimezone()
-        for number in range(1, 1_000):
-            again = f"-{number}" if number > 1 else ""
-            path = folder / f"{stem}-{moment:%Y%m%d-%H%M%S}{again}{suffix}"
-            if not path.exists():
-                return path
-        return folder / f"{stem}{suffix}"
+        """Return a name with the time in it that no file has."""
+        path = self.path / "flight.trace" if self.path.is_dir() else self.path
+        moment = datetime.fromtimestamp(ClockAnchor.read().wall / NS_PER_S).astimezone()
+        suffix = path.suffix or ".trace"
+        return unused(path.with_name(f"{path.stem}-{moment:%Y%m%d-%H%M%S}{suffix}"))
 
     def _fail(self, sentence: str) -> None:
         self.error = sentence
         if self._on_error is not None:
             self._on_error(sentence)
-
-
-def _not_later(events: list[Event], t: int) -> list[Event]:
-    """What was true at a group's begin; nothing in it is later than that."""
-    return [event for event in events if event.t <= t]

@@ -12,29 +12,25 @@ import contextlib
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-from platformdirs import user_cache_path
+from typing import TYPE_CHECKING
 
 from engine_hooks.protocol.blocks import TraceFileError
 from engine_hooks.protocol.clock import NS_PER_S, ClockAnchor
 from engine_hooks.protocol.recorder import Recorder
-from tracer.recording.keyframes.keyframer import Keyframer
+from tracer.recording import event_columns
+from tracer.recording.folders import output_folder, unused
 
 if TYPE_CHECKING:
     from tracer.recording.flight import FlightRecorder
     from tracer.transport.bus import Bus
-
-_MOST_FILES: Final = 1_000
-"""Recordings of one second."""
 
 
 class LiveRecording:
     """Starts and stops recordings of what `bus` carries; the bus has to `retain`.
 
     `given` is a recording that goes on anyway (``--record``), `flight` a flight recorder that runs
-    beside. `on_note` gets a sentence whenever something becomes known that nobody asked for just
-    then. To be used in the event loop.
+    beside. `on_start` gets the path of each recording that starts, `on_note` a sentence whenever
+    something becomes known that nobody asked for just then. To be used in the event loop.
     """
 
     def __init__(
@@ -44,9 +40,13 @@ class LiveRecording:
         with_text: bool = False,
         given: Recorder | None = None,
         flight: FlightRecorder | None = None,
+        on_start: Callable[[Path], None] = lambda _: None,
         on_note: Callable[[str], None] | None = None,
     ) -> None:
         self.on_note = on_note
+        self._on_start = on_start
+        if given is not None:
+            on_start(given.path)
         self.flight = flight
         self._bus = bus
         self._with_text = with_text
@@ -97,27 +97,23 @@ class LiveRecording:
         return "writing the last minutes …"
 
     def _start(self) -> str:
-        moment = datetime.fromtimestamp(ClockAnchor.take().wall / NS_PER_S).astimezone()
-        refused = ""
-        for place in (Path.cwd, lambda: user_cache_path("tracer")):
-            try:
-                folder = place()  # the working folder may be gone
-                folder.mkdir(parents=True, exist_ok=True)
-                recorder = Recorder(
-                    _unused(folder / f"tracer-{moment:%Y%m%d-%H%M%S}.trace"),
-                    with_text=self._with_text,
-                    keyframes=Keyframer(),
-                    on_error=self._note,
-                )
-            except TraceFileError as error:
-                refused = refused or str(error)
-            except OSError as error:
-                refused = refused or f"cannot record here: {error.strerror}"
-            else:
-                self._recorder, self._ended = recorder, ""
-                self._writing = asyncio.create_task(self._write(recorder))
-                return f"recording to {_shown(recorder.path)}"
-        return refused
+        moment = datetime.fromtimestamp(ClockAnchor.read().wall / NS_PER_S).astimezone()
+        folder = output_folder()
+        if folder is None:
+            return "no folder to record to: neither this one nor the cache may be written to"
+        try:
+            self._recorder = recorder = Recorder(
+                unused(folder / f"tracer-{moment:%Y%m%d-%H%M%S}.trace"),
+                with_text=self._with_text,
+                encode=event_columns.encode,
+                on_error=self._note,
+            )
+        except TraceFileError as error:
+            return str(error)
+        self._ended = ""
+        self._on_start(recorder.path)
+        self._writing = asyncio.create_task(self._write(recorder))
+        return f"recording to {_shown(recorder.path)}"
 
     async def _write(self, recorder: Recorder) -> None:
         """Until it is stopped, or there is nothing more to record, or nothing can be written any
@@ -148,12 +144,3 @@ def _shown(path: Path) -> str:
         if path.parent == Path.cwd():
             return path.name
     return str(path)
-
-
-def _unused(path: Path) -> Path:
-    """`path`, or a numbered sibling that does not exist yet."""
-    candidate, number = path, 1
-    while candidate.exists() and number < _MOST_FILES:
-        number += 1
-        candidate = path.with_stem(f"{path.stem}-{number}")
-    return candidate

@@ -27,7 +27,6 @@ from engine_hooks.protocol.blocks import (
     EVENTS,
     HEADER_SIZE,
     INDEX,
-    KEYFRAME,
     MARK,
     PREAMBLE_SIZE,
     TAIL_SIZE,
@@ -37,7 +36,6 @@ from engine_hooks.protocol.blocks import (
     Mark,
     Speaker,
     TraceFileError,
-    check_content,
     find_header,
     read_content,
     read_header,
@@ -45,7 +43,7 @@ from engine_hooks.protocol.blocks import (
     read_tail,
     tail,
 )
-from engine_hooks.protocol.events import SCHEMA_VERSION, Event, Gap, Header
+from engine_hooks.protocol.events import SCHEMA_VERSION, Gap, Header
 from engine_hooks.protocol.frames import Batch, FrameError, Hello, SequenceCheck, decode
 from engine_hooks.protocol.regular_file import open_to_read
 from engine_hooks.protocol.stamps import LEAP, Believed
@@ -77,15 +75,12 @@ class TraceFile:
         self.path = Path(path)
         self.blocks: list[Block] = []
         """Events blocks, in order."""
-        self.keyframes: list[Block] = []
-        """Keyframes, in order. `Block.number` of the events before one is less than its own."""
         self.sources: dict[str, Header] = {}
         """Who spoke, as far as the index tells."""
         self.problems: list[str] = []
         """What is wrong with the file, a sentence each; empty when it is whole."""
         self._marks: list[Block] = []
         self._bad: set[int] = set()
-        self._checked: set[int] = set()
         try:
             self._file = open_to_read(self.path)
         except OSError as error:
@@ -166,35 +161,9 @@ class TraceFile:
             self._note(f"{error} at byte {block.offset:,}")
             return None
 
-    def intact(self, block: Block) -> bool:
-        """Whether the bytes of a block are those that were written; what is in it is not read."""
-        if block.number not in self._checked:
-            try:
-                check_content(block, self._read(block.offset + HEADER_SIZE, block.size))
-                self._checked.add(block.number)
-            except BlockError:
-                return self.content(block) is not None
-        return block.number not in self._bad
-
-    def damaged(self, block: Block) -> bool:
-        """Whether a block that was read turned out to be damaged."""
-        return block.number in self._bad
-
     def read(self, block: Block) -> list[Delivery]:
         """The deliveries in a block of events, as they were recorded; none when it is damaged."""
         return [told for told, _ in self._parts(block)]
-
-    def read_only(self, block: Block, kind: type[Event]) -> list[Delivery]:
-        """As `read`, with the events of one kind alone: quicker where they lie in columns."""
-        return [
-            Delivery(
-                told.source,
-                told.header,
-                [event for event in told.events if type(event) is kind],
-                told.unknown,
-            )
-            for told, _ in self._parts(block, kind)
-        ]
 
     def deliveries(
         self, start: int = 0, checks: dict[str, SequenceCheck] | None = None
@@ -225,17 +194,15 @@ class TraceFile:
 
     def verify(self) -> list[str]:
         """Read every block; all that is wrong with the file."""
-        for block in (*self.blocks, *self.keyframes, *self._marks):
+        for block in (*self.blocks, *self._marks):
             if self.content(block) is not None and block.kind == EVENTS:
                 self.read(block)
         return self.problems
 
     # --- blocks -----------------------------------------------------------------------------------
 
-    def _parts(
-        self, block: Block, only: type[Event] | None = None
-    ) -> list[tuple[Delivery, Batch | None]]:
-        """What is in a block, and the batch that each delivery was; see `read_only`."""
+    def _parts(self, block: Block) -> list[tuple[Delivery, Batch | None]]:
+        """Return what is in a block, and the batch that each delivery was."""
         content = self.content(block)
         if content is None:
             return []
@@ -265,7 +232,7 @@ class TraceFile:
                     continue
                 frame: Hello | Batch
                 if payload[1:2] == _COLUMNS_TAG:
-                    frame, unknown = event_columns.decode(payload, only)
+                    frame, unknown = event_columns.decode(payload)
                 else:
                     frame, unknown = decode(payload)
                 if speaker is None or not isinstance(frame, Batch):
@@ -368,7 +335,7 @@ class TraceFile:
                 at = found
                 continue
             if block.end > self.size:
-                missing = _CUT.get(block.kind, "nothing but a keyframe is missing")
+                missing = _CUT.get(block.kind, "nothing else is missing")
                 self._note(f"was cut at byte {self.size:,}, within a block: {missing}")
                 return
             self._sort(block)
@@ -414,7 +381,7 @@ class TraceFile:
         return -1
 
     def _sort(self, block: Block) -> None:
-        kinds = {EVENTS: self.blocks, KEYFRAME: self.keyframes, MARK: self._marks}
+        kinds = {EVENTS: self.blocks, MARK: self._marks}
         if block.kind in kinds:
             kinds[block.kind].append(block)
 
@@ -433,11 +400,10 @@ class TraceFile:
         """Where the times of blocks leap ahead and then stand still, their writer believed a stray
         stamp: they are dated anew, by what is in them. A leap from which time goes on at once is
         one in time."""
-        blocks, keyframes = self.blocks, self.keyframes
+        blocks = self.blocks
         place = reached = 0
         dating = self._dates()
         dates: list[tuple[int, int]] = []
-        mended = False
         while place < len(blocks):
             first, last = blocks[place].first, blocks[place].last
             behind = bisect_right(blocks, last, place, key=lambda block: block.last)
@@ -453,13 +419,7 @@ class TraceFile:
                     end = max(reached, min(end or begin, last))
                     begin = max(reached, min(known or begin, blocks[at].first))
                     blocks[at], reached = blocks[at]._replace(first=begin, last=end), end
-                mended = mended or blocks[behind - 1].last != last
             place, reached = behind, blocks[behind - 1].last
-        if mended:
-            numbers = [block.number for block in blocks]
-            for place, keyframe in enumerate(keyframes):
-                end = blocks[max(0, bisect_right(numbers, keyframe.number) - 1)].last
-                keyframes[place] = keyframe._replace(first=end, last=end)
 
     def _dates(self) -> Iterator[tuple[int, int]]:
         """For each block of events when the first and the last in it were known that can be
@@ -475,7 +435,7 @@ class TraceFile:
                 if batch is not None and batch.snapshot:  # what was true before
                     continue
                 for event in delivery.events:
-                    reached = max([reached, *map(known_at, known.take(event))])
+                    reached = max([reached, *map(known_at, known.observe(event))])
                     first = first or reached
             yield first or reached, reached
 
@@ -500,7 +460,7 @@ def repair(path: Path | str) -> list[str]:
         problems = list(trace.verify())
         if not problems:
             return []
-        blocks = sorted((*trace.blocks, *trace.keyframes, *trace._marks))
+        blocks = sorted((*trace.blocks, *trace._marks))
         maker = BlockMaker(with_text=trace.with_text, began=trace.begin)
         maker.number, maker.due = blocks[-1].number + 1, trace.end
         maker.sources.update(trace.sources)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from tracer.format.figures import duration
 from tracer.state.metrics.timers import TIMERS
 from tracer.state.request.outcome import failure_of
 from tracer.state.trace_state import TraceState
@@ -128,7 +129,7 @@ def _latency(text: str, match: re.Match[str], quantile: str, value: float) -> Ru
         found = getattr(figure, quantile)
         if found is None or figure.count < MIN_SAMPLES or not sign(found, limit):
             return ""
-        return f"{name} {quantile} {_time(found)}, rule {text.strip()}"
+        return f"{name} {quantile} {duration(found)}, rule {text.strip()}"
 
     return Rule(text, check)
 
@@ -149,7 +150,7 @@ def _gauge(
     found = [value for value in values if sign(value, limit)]
     if not found:
         return ""
-    shown = f"{found[0]:.0%}" if name == "kv" else f"{found[0]:g}"
+    shown = f"{found[0] * 100:.0f} %" if name == "kv" else f"{found[0]:g}"
     return f"{name} {shown}, rule {text.strip()}"
 
 
@@ -225,7 +226,3 @@ class _NewFinding:
         new = [sentence for sentence in found if sentence not in self._seen]
         self._seen.update(new)
         return new[0] if new else ""
-
-
-def _time(ms: float) -> str:
-    return f"{ms / 1e3:.2f} s" if ms >= 1e3 else f"{ms:.1f} ms"

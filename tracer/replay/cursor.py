@@ -1,13 +1,14 @@
-"""The state at any place of a trace file: from the nearest keyframe before it, and the events from
+"""The state at any place of a trace file: from the nearest snapshot before it, and the events from
 there on.
 
 The state at an instant is the fold of all events that were known by then, in the order in which
-they were recorded: what a live viewer had. A keyframe only saves folding: the state is the same
+they were recorded: what a live viewer had. A snapshot only saves folding: the state is the same
 without it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,13 +20,14 @@ from engine_hooks.protocol.clock import NS_PER_S
 from engine_hooks.protocol.events import Event, Header
 from engine_hooks.protocol.frames import SequenceCheck
 from engine_hooks.protocol.stream_decoder import Delivery
-from tracer.recording.keyframes.restore import without_collections
 from tracer.recording.trace_file import TraceFile
-from tracer.replay.keyframe_index import KeyframeIndex, Place
+from tracer.replay.folding import MANY, Folding
+from tracer.replay.pickled import collections_paused
+from tracer.replay.snapshot_file import Place, SnapshotFile
 from tracer.state.trace_state import TraceState
 
 NEAR_NS: Final = 2 * NS_PER_S
-"""So far ahead one folds on from where one is: a keyframe is not reached sooner."""
+"""So far ahead one folds on from where one is: a snapshot is not reached sooner."""
 
 AT_ONCE: Final = 2_048
 """Events of a block that are taken in at one go, without looking at the clock: what a screen can
@@ -47,9 +49,9 @@ class Cursor:
     """A place in a trace file, and the state there: another object after a `jump`, when the one
     before is of no use."""
 
-    def __init__(self, index: KeyframeIndex) -> None:
-        self.index = index
-        self.trace = index.trace
+    def __init__(self, trace: TraceFile, snapshots: SnapshotFile | None = None) -> None:
+        self.trace = trace
+        self._snapshots = snapshots
         self.state = TraceState()
         self.due = self.trace.begin
         """When the last event taken in was known (ns)."""
@@ -86,7 +88,7 @@ class Cursor:
     def advance(self, until: int, budget_ns: int | None = None) -> bool:
         """Take in all that was known by the instant `until` (ns), for so long at most; whether that
         is done."""
-        with without_collections():
+        with collections_paused():
             return self._advance(until, budget_ns)
 
     def _advance(self, until: int, budget_ns: int | None) -> bool:
@@ -121,7 +123,8 @@ class Cursor:
             return False
         deliveries = self.trace.checked(block, self._checks)
         self._next += 1
-        _take_all(self.state, deliveries)
+        for delivery in deliveries:
+            self.state.feed(delivery)
         events = [event for delivery in deliveries for event in delivery.events]
         self.due = max(self.due, _known(events, block))
         while events and is_calm(events[-1]):
@@ -142,17 +145,17 @@ class Cursor:
         """Go to the nearest place at or before the instant `t` (ns) that is quick to reach:
         `advance` does the rest."""
         self.tidy(1)
-        with without_collections():
+        with collections_paused():
             self._jump(t)
 
     def _jump(self, t: int) -> None:
         ahead = self.due <= t
-        if ahead and t - self.due < NEAR_NS:
-            return
-        state, block, checks = self.index.before(t)
-        reached = self.trace.blocks[block - 1].last if block else self.trace.begin
-        if ahead and reached <= self.due:
+        nearest = -1 if self._snapshots is None else self._snapshots.last_before(t)
+        if ahead and (t - self.due < NEAR_NS or nearest <= self.due):
             return  # there is nothing nearer than where we are
+        place = None if self._snapshots is None else self._snapshots.before(t)
+        state, block, checks = place or Place(TraceState(), 0, {})
+        reached = self.trace.blocks[block - 1].last if block else self.trace.begin
         self._left_behind.append(self.state)
         self.state, self._next, self._checks = state, block, checks
         self._items, self._at = [], 0
@@ -225,30 +228,20 @@ def _take(state: TraceState, item: Item) -> None:
     state.unknown += item.unknown
 
 
-def _take_all(state: TraceState, deliveries: list[Delivery]) -> None:
-    for delivery in deliveries:
-        if delivery.header is not None:
-            state.add_source(delivery.header)
-        state.unknown += delivery.unknown
-        apply, source = state.apply, delivery.source
-        for event in delivery.events:
-            apply(source, event)
-
-
 def load(
     path: Path | str,
     *,
     until: int | None = None,
     keep_finished: int | None = None,
-    keyframes: bool = True,
+    snapshots: bool = True,
 ) -> TraceState:
     """The state that a trace file tells, at its end or at the instant `until` (ns).
 
     `keep_finished`: how many finished requests are kept, where that is not the usual number; all
-    events are folded then, as they are without `keyframes`. Raises TraceFileError.
+    events are folded then, as they are without `snapshots`. Raises TraceFileError.
     """
     with TraceFile(path) as trace:
-        return load_open(trace, until=until, keep_finished=keep_finished, keyframes=keyframes)
+        return load_open(trace, until=until, keep_finished=keep_finished, snapshots=snapshots)
 
 
 def load_open(
@@ -256,41 +249,20 @@ def load_open(
     *,
     until: int | None = None,
     keep_finished: int | None = None,
-    keyframes: bool = True,
+    snapshots: bool = True,
 ) -> TraceState:
     """As `load`, from a file that is open: its `problems` say afterwards what was wrong with it."""
-    with without_collections():
-        if keep_finished is not None:
-            place = Place(TraceState(keep_finished=keep_finished), 0, {})
-        elif not keyframes:
-            place = Place(TraceState(), 0, {})
-        else:
-            place = KeyframeIndex(trace).before(trace.end if until is None else until)
-        _fold(trace, place, until)
-        if place.block:  # the file is about to be closed
-            _wake(place.state)
-        return place.state
-
-
-def _fold(trace: TraceFile, place: Place, until: int | None) -> None:
-    """Take in all that comes behind `place`, up to the instant `until` (ns)."""
-    state = place.state
-    for block in trace.blocks[place.block :]:
-        if until is not None and block.first > until:
-            break
-        deliveries = trace.checked(block, place.checks)
-        if until is not None and block.last > until:
-            for item in items(deliveries, block):
-                if item.due > until:
-                    return
-                _take(state, item)
-            continue
-        _take_all(state, deliveries)
-
-
-def _wake(state: TraceState) -> None:
-    """Read all that a state from a keyframe leaves in the file until someone looks at it."""
-    for source in state.sources.values():
-        source.batch.history.steps = list(source.batch.history.steps)
-    for request in state.requests.over.values():
-        request.observed  # noqa: B018 - looked at
+    found = SnapshotFile.of(trace) if snapshots and keep_finished is None else None
+    if found is not None and trace.events > MANY and not found.complete:
+        with contextlib.closing(Folding(found)) as folding:
+            folding.wait()
+        found.refresh()
+    cursor = Cursor(trace, found)
+    if keep_finished is not None:
+        cursor.state = TraceState(keep_finished=keep_finished)
+    end = trace.end if until is None else until
+    cursor.jump(end)
+    cursor.advance(end)
+    if found is not None:
+        found.close()
+    return cursor.state

@@ -2,8 +2,8 @@
 
 What is shown at the playhead is what a live viewer had at that instant. The time shown is always
 the trace's own: a stretch in which nothing happens is jumped over, and that is said. Nothing here
-takes longer at a time than a screen may wait; what does (a far seek in a file without keyframes)
-goes on with every tick.
+takes longer at a time than a screen may wait; what does (a far seek in a file that was not folded
+yet) goes on with every tick.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from engine_hooks.protocol.block_maker import is_calm
 from engine_hooks.protocol.blocks import Mark
 from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
 from engine_hooks.protocol.events import Event, Received, Step
-from tracer.recording.keyframes.restore import without_collections
 from tracer.recording.trace_file import TraceFile
 from tracer.replay.cursor import Cursor, items
-from tracer.replay.keyframe_index import KeyframeIndex
-from tracer.replay.stops import Goal, NextEvent, NextStage, NextToken
+from tracer.replay.folding import Folding
+from tracer.replay.pickled import collections_paused
+from tracer.replay.snapshot_file import SnapshotFile
+from tracer.replay.stops import NextEvent, NextStage, NextToken, Stop
+from tracer.replay.timespec import clock_of
 from tracer.state.trace_state import TraceState
 
 SPEEDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0)
@@ -48,9 +50,13 @@ SLICE_NS: Final = 12 * NS_PER_MS
 """How long one tick may fold: a third of its time."""
 SEEK_NS: Final = 40 * NS_PER_MS
 """How long a seek may take before it is left to the ticks."""
+LOOK_NS: Final = NS_PER_S // 4
+"""Time between two looks at what was folded."""
 LATE_NS: Final = NS_PER_S
 """A tick that comes later than this after the last one (a stopped process) plays no more than
 this."""
+FAR_NS: Final = 20 * NS_PER_S
+"""So far ahead of where a seek has come, a snapshot that was added is worth being read."""
 SAID_NS: Final = 4 * NS_PER_S
 """How long the status says that a stretch was jumped over."""
 
@@ -89,8 +95,10 @@ class Player:
         self._now = now
         self._speed = 1.0
         self.speed = speed
-        self._index = KeyframeIndex(trace)
-        self._cursor = Cursor(self._index)
+        self._snapshots = SnapshotFile.of(trace)
+        self._folding = Folding(self._snapshots) if self._snapshots is not None else None
+        self._looked = now()
+        self._cursor = Cursor(trace, self._snapshots)
         self.state: TraceState = self._cursor.state
         """The state at the playhead. Another object after a seek; the one before is of no use
         then."""
@@ -101,7 +109,7 @@ class Player:
         self._note = ""
         self._target: int | None = None
         self._jumped = False
-        self._goal: Goal | None = None
+        self._stop: Stop | None = None
         self._wake = asyncio.Event()
         self.seek(trace.begin if at is None else at)
 
@@ -113,13 +121,18 @@ class Player:
 
     def close(self) -> None:
         """Close the file."""
+        if self._folding is not None:
+            self._folding.close()
+        if self._snapshots is not None:
+            self._snapshots.close()
         self.trace.close()
 
     # --- a screen's feed --------------------------------------------------------------------------
 
     def now(self) -> int:
-        """The playhead (ns)."""
-        return self._playhead
+        """Return the instant that is shown (ns): the playhead; on the way to another place, how far
+        that is."""
+        return self._playhead if self._target is None else self._cursor.due
 
     @property
     def status(self) -> str:
@@ -127,14 +140,14 @@ class Player:
         if self._note:
             return self._note
         if self._target is not None:
-            return f"seeking {self._progress():.0%}"
-        if self._goal is not None:
+            return f"seeking {self._progress() * 100:.0f} %"
+        if self._stop is not None:
             return "searching"
         if self.ended:
             return "replay ended"
         if self.paused:
             return "replay paused"
-        said = f", skipped {_span(self._last_skip)}" if self._now() < self._said_until else ""
+        said = f", skipped {clock_of(self._last_skip)}" if self._now() < self._said_until else ""
         return f"replay {self._speed:g}x{said}"
 
     @status.setter
@@ -158,35 +171,39 @@ class Player:
     def _busy(self) -> bool:
         """Whether time or work goes on."""
         playing = not self.paused and not self.ended
-        return playing or self._target is not None or self._goal is not None or self.preparing
+        return playing or self._target is not None or self._stop is not None or self.preparing
 
     @property
     def preparing(self) -> bool:
-        """Whether it reads ahead, or makes keyframes, so that seeks are quicker later."""
-        return self._index.cold or self._index.made < 1.0
+        """Whether the file is being folded, so that seeks are quicker later."""
+        return self._folding is not None and self._folding.going
+
+    @property
+    def folded(self) -> int:
+        """Up to when a seek is quick (ns)."""
+        return self.trace.end if self._snapshots is None else self._snapshots.reached
 
     def tick(self) -> None:
         """Go on, by the time that has passed since the last tick."""
         now = self._now()
         elapsed, self._last_tick = min(now - self._last_tick, LATE_NS), now
+        self._look(now)
         if self._target is not None:
             self._go_on_seeking(SLICE_NS)
-        elif self._goal is not None:
-            self._go_on_stepping(self._goal, SLICE_NS)
+        elif self._stop is not None:
+            self._go_on_stepping(self._stop, SLICE_NS)
         elif self.paused or self.ended:
             self._cursor.tidy()
-            self._prepare(SLICE_NS)
         else:
             self._cursor.tidy()
             self._play(int(elapsed * self._speed))
-            self._prepare(SLICE_NS // 4)
 
-    def _prepare(self, budget_ns: int) -> None:
-        """Make the seeks to come quicker, for so long."""
-        if self._index.cold:
-            self._index.warm(budget_ns)
-        else:
-            self._index.extend(budget_ns)
+    def _look(self, now: int) -> None:
+        """See which snapshots were added."""
+        if self._snapshots is None or self._snapshots.complete or now - self._looked < LOOK_NS:
+            return
+        self._looked = now
+        self._snapshots.refresh()
 
     # --- playing ----------------------------------------------------------------------------------
 
@@ -276,12 +293,12 @@ class Player:
     def fraction(self) -> float:
         """How far the playhead is: 0 at the begin, 1 at the end."""
         length = self.trace.end - self.trace.begin
-        return (self._playhead - self.trace.begin) / length if length > 0 else 1.0
+        return (self.now() - self.trace.begin) / length if length > 0 else 1.0
 
     def seek(self, t: int) -> None:
-        """Go to the instant `t` (ns). Done at once where keyframes are near, else in the course of
+        """Go to the instant `t` (ns). Done at once where a snapshot is near, else in the course of
         the next ticks."""
-        self._goal = None
+        self._stop = None
         self.ended = False
         self._jumped = False
         self._target = min(max(t, self.trace.begin), self.trace.end)
@@ -289,8 +306,8 @@ class Player:
         self._wake.set()
 
     def seek_by(self, ns: int) -> None:
-        """Go so much further, or back."""
-        self.seek(self._playhead + ns)
+        """Go so much further, or back, from where it is or is being sent."""
+        self.seek((self._playhead if self._target is None else self._target) + ns)
 
     def seek_fraction(self, fraction: float) -> None:
         """Go to a share of the trace, 0 to 1."""
@@ -313,7 +330,7 @@ class Player:
         return self._seek_next(self.findings)
 
     def _go_on_seeking(self, budget_ns: int) -> None:
-        with without_collections():
+        with collections_paused():
             self._seek_for(budget_ns)
             if self._jumped:
                 # A whole state is new, and none of it garbage: let it count as old without walking
@@ -322,14 +339,11 @@ class Player:
                 gc.unfreeze()
 
     def _seek_for(self, budget_ns: int) -> None:
-        target, cursor, index = self._target, self._cursor, self._index
+        target, cursor = self._target, self._cursor
         assert target is not None
-        if index.reached < target and not index.reached <= cursor.due <= target:
-            index.extend(budget_ns, until=target)
-            if index.reached < target:
-                return
-        # once: a state from a keyframe is dear, and only events are missing from then on
-        if not self._jumped:
+        ahead = self._snapshots.last_before(target) - cursor.due if self._snapshots else 0
+        # Again only where a snapshot was added meanwhile that is far ahead of here.
+        if not self._jumped or ahead > FAR_NS:
             self._jumped = True
             cursor.jump(target)
             self.state = cursor.state
@@ -340,10 +354,7 @@ class Player:
 
     def _progress(self) -> float:
         target, begin = self._target or self.trace.begin, self.trace.begin
-        reached = max(
-            self._cursor.due if self._cursor.due <= target else begin,
-            min(self._index.reached, target),
-        )
+        reached = self._cursor.due if self._cursor.due <= target else begin
         return (reached - begin) / (target - begin) if target > begin else 1.0
 
     def _search(self, request_id: str) -> int | None:
@@ -406,28 +417,28 @@ class Player:
         """Pause at the step before."""
         self._step_back(lambda event: type(event) is Step)
 
-    def _step_to(self, goal: Goal) -> None:
+    def _step_to(self, stop: Stop) -> None:
         self.paused = True
         if self._target is not None:
             return
-        self._goal = goal
-        self._go_on_stepping(goal, SEEK_NS)
+        self._stop = stop
+        self._go_on_stepping(stop, SEEK_NS)
         self._wake.set()
 
-    def _go_on_stepping(self, goal: Goal, budget_ns: int) -> None:
+    def _go_on_stepping(self, stop: Stop, budget_ns: int) -> None:
         deadline = time.perf_counter_ns() + budget_ns
         cursor = self._cursor
         while (item := cursor.peek()) is not None:
-            goal.before(cursor.state, item)
+            stop.before(cursor.state, item)
             cursor.step()
             self._playhead = max(self._playhead, item.due)
-            if goal.reached(cursor.state, item):
-                self._goal = None
+            if stop.reached(cursor.state, item):
+                self._stop = None
                 return
             if time.perf_counter_ns() > deadline:
                 return
         self._playhead = self.trace.end
-        self._goal, self.ended = None, True
+        self._stop, self.ended = None, True
 
     def _step_back(self, wanted: Callable[[Event], bool]) -> None:
         self.paused = True
@@ -459,12 +470,3 @@ class Player:
 
 def _mark_time(mark: Mark) -> int:
     return mark.t
-
-
-def _span(ns: int) -> str:
-    """A length of time for a reader."""
-    seconds = ns // NS_PER_S
-    if seconds < 60:
-        return f"{ns / NS_PER_S:.1f} s"
-    hours, rest = divmod(seconds, 3600)
-    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"

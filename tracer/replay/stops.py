@@ -1,6 +1,6 @@
 """Where a player stops when it is sent to the next event, step, token or stage.
 
-A goal is asked before and after each thing that is taken in; the second answer says whether it was
+A stop is asked before and after each thing that is taken in; the second answer says whether it was
 reached.
 """
 
@@ -33,7 +33,7 @@ _MILESTONES: Final = (
 )
 
 
-class Goal(Protocol):
+class Stop(Protocol):
     """Something to come to."""
 
     def before(self, state: TraceState, item: Item) -> None:

@@ -8,15 +8,14 @@ from array import array
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import numpy as np
 
 from tracer.state.request.request import Pass, Request, Settled
 
 if TYPE_CHECKING:
     from tracer.state.fold import Fold
 
-_NOT_STATE: Final = frozenset({
-    "version", "batch", "cached_view", "cached_version", "front", "search", "search_version",
-})  # fmt: skip
+_NOT_STATE: Final = frozenset({"version", "outputs", "batch"})
 _FIELDS: Final = tuple(
     field.name for field in dataclasses.fields(Request) if field.name not in _NOT_STATE
 )
@@ -67,25 +66,29 @@ def of(state: Fold) -> str:
         add(history.base, bytes(history.tokens), bytes(history.sizes), bytes(history.prefills))
         for step in history.steps:
             digest.update(msgspec.msgpack.encode(step))
-    add(sorted(state.books.chunks().items()))
-    add(*state.tally.entries())
+    add(_plain(state.counters.entries()))
+    add(*state.totals.entries())
     for log in (state.received, state.scheduled, state.produced):
         add(log.entries())
     return digest.hexdigest()
 
 
 def _plain(value: Any) -> Any:
-    """A field of a request as something whose repr tells it all."""
+    """A part of the state as something whose repr tells it all."""
     if isinstance(value, array):
         return value.tobytes()
     if isinstance(value, Settled):
         return [_plain(getattr(value, field.name)) for field in dataclasses.fields(Settled)]
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, dict):
+        return [(key, _plain(item)) for key, item in sorted(value.items())]
     if isinstance(value, Pass):
         return (
             value.step if isinstance(value.step, int) else value.step.n,
             value.scheduled,
             value.produced,
         )
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
     return value

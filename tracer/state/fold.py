@@ -9,6 +9,7 @@ all; what is lost is marked, not guessed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from engine_hooks.protocol.clock import NS_PER_S
@@ -44,13 +45,14 @@ from engine_hooks.protocol.events import (
 )
 from engine_hooks.protocol.stages import Stage
 from engine_hooks.protocol.stamps import LEAP, SOUND
+from engine_hooks.protocol.stream_decoder import Delivery
 from tracer.state.engine.kv import block_runs
 from tracer.state.engine.source import Source
 from tracer.state.engine.steps import Batch
-from tracer.state.metrics.books import Books
+from tracer.state.metrics.counters import Counters
 from tracer.state.metrics.rates import RateLog
-from tracer.state.metrics.tally import ITL, Tally
 from tracer.state.metrics.timers import Timers
+from tracer.state.metrics.total_counters import ITL, TotalCounters
 from tracer.state.request import milestones
 from tracer.state.request.request import ABSENT_ROSTERS, Request
 from tracer.state.request.table import RequestTable
@@ -121,9 +123,9 @@ class Fold:
         """Events that made no sense."""
         self.sources: dict[str, Source] = {}
         self.requests = RequestTable(keep_finished, self._related, self._exchanged, self._forgotten)
-        self.tally = Tally()
-        self.books = Books()
-        self.timers = Timers(self.books, self.tally)
+        self.totals = TotalCounters()
+        self.counters = Counters()
+        self.timers = Timers(self.counters, self.totals)
         self.received = RateLog(1)
         self.scheduled = RateLog(2)
         """Prompt tokens, and those of them that were cached."""
@@ -157,6 +159,15 @@ class Fold:
         source.header = header
         source.stamps.meet(header)
         source.gone = None
+
+    def feed(self, delivery: Delivery) -> None:
+        """Take in all that one source told at once."""
+        if delivery.header is not None:
+            self.add_source(delivery.header)
+        self.unknown += delivery.unknown
+        apply, source = self.apply, delivery.source
+        for event in delivery.events:
+            apply(source, event)
 
     def apply(self, source: str, event: Event) -> None:
         """Take in one event that `source` emitted, or that the reader of its stream adds. Never
@@ -216,7 +227,7 @@ class Fold:
         if request.lost:
             self._request_event(source, event)
             return
-        request.went_on()
+        request.outputs += 1
         milestones.sent(request, event)
 
     def _scheduled(self, source: Source, event: Scheduled) -> None:
@@ -236,7 +247,7 @@ class Fold:
                 return  # over and forgotten, or never begun: nothing is made up for it
             request = known
         if kind is Output:
-            request.went_on()
+            request.outputs += 1
         else:
             request.version += 1
         if request.lost and all(self.sources[name].gone is None for name, _ in request.keys):
@@ -265,13 +276,13 @@ class Fold:
                 again = len(request.preemptions) > preemptions
                 request = self.requests.name(request, event.rid)
                 if first:  # here it is known whose it is
-                    self.books.count(
+                    self.counters.count(
                         request,
                         "requests",
                         event.t if request.received is None else request.received,
                     )
                 elif again:
-                    self.books.preemption(request, event.t)
+                    self.counters.preemption(request, event.t)
             case Alias():
                 return self.requests.name(request, event.rid)
             case Scheduled():
@@ -279,12 +290,12 @@ class Fold:
                     self.scheduled.add(
                         event.lookup, request.prompt_tokens, max(0, request.cached_tokens)
                     )
-                    self.books.scheduled(request, event.lookup)
+                    self.counters.scheduled(request, event.lookup)
             case Preempted():
                 preemptions = len(request.preemptions)
                 milestones.preempted(request, event)
                 if len(request.preemptions) > preemptions:
-                    self.books.preemption(request, event.t)
+                    self.counters.preemption(request, event.t)
                 source.preempted = max(source.preempted, event.total)
                 source.blocks.release(request, 0)
                 request.blocks = min(request.blocks, 0)
@@ -304,9 +315,9 @@ class Fold:
         self.requests.settle(request, t)
         self.timers.count(request)
         if over is not None or request.over is not None:
-            self.books.settled(request)
+            self.counters.settled(request)
         if request.over is not None:
-            self.tally.expect(request, t)
+            self.totals.expect(request, t)
 
     def _member(self, source: str, key: int, t: int) -> Request | None:
         """The request of a step's member or a roster's row."""
@@ -324,10 +335,10 @@ class Fold:
             source = self.sources[name]
             source.batch.exchange(key, old, new)
             source.blocks.exchange(old, new)
-        self.books.joined(old, new)
+        self.counters.joined(old, new)
 
     def _forgotten(self, request: Request) -> None:
-        self.tally.end(request)
+        self.totals.end(request)
         for name, _ in request.keys:
             self.sources[name].batch.forget(request)
             self.sources[name].blocks.release(request, 0)
@@ -359,12 +370,12 @@ class Fold:
                     assign(request, index, blocks)
 
     def _keep_books(self, source: Source, event: Step) -> None:
-        """Write the step into the books, before the source takes its gauges."""
+        """Write the step into the counters, before the source takes its gauges."""
         history, engine = source.batch.history, source.engine
         length = max(history.tokens[-1] - event.t, event.end, 0)
         carried = history.sizes[-1] > len(event.joined) // 4
         wait = max(0, event.t - source.last_step_end) if carried and source.last_step_end else 0
-        self.books.step(
+        self.counters.step(
             source.name,
             event,
             length,
@@ -423,10 +434,8 @@ class Fold:
     def _source(self, name: str) -> Source:
         source = self.sources.get(name)
         if source is None:
-            pace = self.books.pace(name, self.tally.distribution(ITL))
-            batch = Batch(
-                self._keep_steps, lambda key, t: self._member(name, key, t), self.timers.count, pace
-            )
+            counter = self.counters.gap_counter(name, self.totals.distribution(ITL))
+            batch = Batch(self._keep_steps, partial(self._member, name), self.timers.count, counter)
             source = self.sources[name] = Source(name, batch)
             self._coverage.clear()
         return source
@@ -445,8 +454,7 @@ class Fold:
         source.cover(event)
         self._coverage.clear()
         for request in self.requests.order:
-            if not request.asleep:
-                request.version += 1
+            request.version += 1
 
     def _coverage_of(self, request: Request) -> Mapping[int, Coverage]:
         """How each stage of a request is covered: by its own processes, or, where they say nothing,

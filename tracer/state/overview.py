@@ -13,8 +13,8 @@ from engine_hooks.protocol.events import Step
 from tracer.state.engine.admission import Room, bound_by, explain, in_line
 from tracer.state.engine.step_history import PARTS, divide, token_instant
 from tracer.state.metrics.numbers import Ask
+from tracer.state.metrics.numbers_query import numbers
 from tracer.state.metrics.rates import per_second
-from tracer.state.metrics.reckoning import numbers
 from tracer.state.request.request import Request
 from tracer.state.view import Context, EngineView, Losses, RequestView, Snapshot, StepView, Wait
 
@@ -54,7 +54,7 @@ def snapshot(
         total=total,
         live=live,
         finished=table.finished_total,
-        failed=state.tally.failed(),
+        failed=state.totals.failed(),
         losses=_losses(state, now),
         coverage=tuple(sorted(rows, key=lambda row: (row.stage, row.source))),
         steps=StepWindow([source for source in state.sources.values() if source.batch.count]),
@@ -81,7 +81,7 @@ def _engines(state: Fold, now: int) -> tuple[tuple[EngineView, ...], tuple[Wait,
     waits: list[Wait] = []
     for source in state.sources.values():
         mine = live[source.name]
-        view = source.view(now, mine, state.tally.mean_tokens(source.name))
+        view = source.view(now, mine, state.totals.mean_tokens(source.name))
         line = source.waits(view, [*mine, *coming] if engaged == [source] else mine)
         views.append(replace(view, bound_by=bound_by(view, line[0] if line else None)))
         waits += line

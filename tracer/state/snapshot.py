@@ -57,21 +57,67 @@ def phase_of(request: Request) -> Phase:
     return Phase.FRONT_END
 
 
-def view_of(
-    request: Request, now: int, coverage_of: CoverageOf, *, running_shares: bool = False
-) -> RequestView:
-    """The request as of `now` (ns).
+@dataclass(slots=True)
+class _Made:
+    """What was built of a request last, and of which version of it."""
 
-    Shares are of E2E, which is only known at the end; with `running_shares` those of a live request
-    are of the time so far.
-    """
-    if request.over is not None:
-        view = request.cached_view
-        if view is None or request.cached_version != request.version:
-            view = _build(request, now, coverage_of, running_shares)
-            request.cached_view, request.cached_version = view, request.version
-        return view
-    return _build(request, now, coverage_of, running_shares)
+    view: RequestView | None = None
+    view_version: tuple[int, int] = (-1, -1)
+    front: _Front | None = None
+    search: str = ""
+    search_version: int = -1
+
+
+class Views:
+    """Makes the views of one trace's requests, and uses what it made again until an event touches
+    the request."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, _Made] = {}
+        """By serial."""
+
+    def of(
+        self, request: Request, now: int, coverage_of: CoverageOf, *, running_shares: bool = False
+    ) -> RequestView:
+        """The request as of `now` (ns).
+
+        Shares are of E2E, which is only known at the end; with `running_shares` those of a live
+        request are of the time so far.
+        """
+        made = self._of(request)
+        if request.over is None:
+            return _build(request, made, now, coverage_of, running_shares)
+        version = (request.version, request.outputs)
+        if made.view is None or made.view_version != version:
+            made.view = _build(request, made, now, coverage_of, running_shares)
+            made.view_version = version
+        return made.view
+
+    def search_text(self, request: Request) -> str:
+        """What the filter looks in, besides the phase, in lower case."""
+        made = self._of(request)
+        if made.search_version != request.version:
+            words = (
+                request.id,
+                *request.names,
+                request.client_id,
+                request.route,
+                request.tenant,
+                request.finish_reason,
+                failure_of(request),
+            )
+            made.search, made.search_version = "\n".join(words).lower(), request.version
+        return made.search
+
+    def forget(self, request: Request) -> None:
+        """Drop what was made of a request."""
+        self._made.pop(request.serial, None)
+
+    def _of(self, request: Request) -> _Made:
+        made = self._made.get(request.serial)
+        if made is None:
+            made = self._made[request.serial] = _Made()
+        return made
 
 
 @dataclass(slots=True)
@@ -92,12 +138,12 @@ class _Front:
 
 
 def _build(
-    request: Request, now: int, coverage_of: CoverageOf, running_shares: bool
+    request: Request, made: _Made, now: int, coverage_of: CoverageOf, running_shares: bool
 ) -> RequestView:
     over = request.over
     begin = request.first_seen if request.received is None else request.received
     until = max(now, begin) if over is None else over
-    front = request.front
+    front = made.front
     if front is not None and front.version == request.version and not running_shares:
         if front.waits:
             return _assemble(
@@ -142,10 +188,10 @@ def _build(
         and request.finished is None
         and waterfall.front_final(request, spans, until)
     ):
-        request.front = front
+        made.front = front
     elif over is None and e2e is None and not running_shares and phase_of(request) is Phase.WAITING:
         front.waits, front.segments = tuple(rows), tuple(segments)
-        request.front = front
+        made.front = front
     return _assemble(request, begin, e2e, front, tuple(rows), tuple(segments))
 
 
@@ -243,10 +289,8 @@ def _assemble(
     )
 
 
-def detail_of(
-    request: Request, now: int, coverage_of: CoverageOf, blocks: BlockMap | None
-) -> RequestDetail:
-    """Text, tokens and neighbours of one request."""
+def detail_of(request: Request, view: RequestView, blocks: BlockMap | None) -> RequestDetail:
+    """Text, tokens and neighbours of one request, of which `view` is made."""
     times, batches = decode.token_times(request)
     mates: tuple[str, ...] = ()
     if request.batch is not None and request.over is None:
@@ -255,7 +299,7 @@ def detail_of(
             mates = tuple(member.id for member in members if member is not request)
     prompt_chars = request.prompt_chars if request.prompt_chars >= 0 else None
     return RequestDetail(
-        view=view_of(request, now, coverage_of, running_shares=True),
+        view=view,
         prompt_text=request.prompt_text,
         prompt_chars=prompt_chars,
         prompt_ids=tuple(unpack_u32(request.prompt_ids)),
@@ -270,8 +314,9 @@ def detail_of(
 class Listing:
     """Chooses and orders the requests of a snapshot."""
 
-    def __init__(self, table: RequestTable) -> None:
+    def __init__(self, table: RequestTable, views: Views) -> None:
         self._table = table
+        self._views = views
         self._sorted: dict[tuple[str, bool], tuple[int, list[Request]]] = {}
 
     def choose(
@@ -300,10 +345,15 @@ class Listing:
         if text or engine is not None:
             wanted = text.lower()
             matching = [
-                request for request in found
+                request
+                for request in found
                 if (engine is None or any(source == engine for source, _ in request.keys))
-                and (not wanted or wanted in _search_text(request) or wanted in phase_of(request))
-            ]  # fmt: skip
+                and (
+                    not wanted
+                    or wanted in self._views.search_text(request)
+                    or wanted in phase_of(request)
+                )
+            ]
             return matching[offset:stop], len(matching)
         total = len(self._table.live) if live_only else len(self._table.order)
         if key is None:  # a slice, also from the end, without walking 10,000
@@ -344,24 +394,6 @@ class Listing:
 
 def _by_order(request: Request) -> tuple[int, int]:
     return request.order
-
-
-def _search_text(request: Request) -> str:
-    """What the filter looks in, besides the phase, in lower case."""
-    if request.search_version != request.version:
-        request.search = "\n".join(
-            (
-                request.id,
-                *request.names,
-                request.client_id,
-                request.route,
-                request.tenant,
-                request.finish_reason,
-                failure_of(request),
-            )
-        ).lower()
-        request.search_version = request.version
-    return request.search
 
 
 def _elapsed(request: Request, now: int) -> float | None:

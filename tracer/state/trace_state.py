@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from tracer.state import digest, overview
 from tracer.state.fold import Fold
 from tracer.state.metrics.numbers import Ask
-from tracer.state.snapshot import Listing, detail_of, view_of
+from tracer.state.request.request import Request
+from tracer.state.snapshot import Listing, Views, detail_of
 from tracer.state.view import RequestDetail, Snapshot
+
+_MADE: Final = frozenset({"_views", "_listing"})
 
 
 class TraceState(Fold):
@@ -18,7 +23,8 @@ class TraceState(Fold):
 
     def __init__(self, *, keep_finished: int = 2000, keep_steps: int = 4096) -> None:
         super().__init__(keep_finished=keep_finished, keep_steps=keep_steps)
-        self._listing = Listing(self.requests)
+        self._views = Views()
+        self._listing = Listing(self.requests, self._views)
 
     def snapshot(
         self,
@@ -48,7 +54,8 @@ class TraceState(Fold):
         chosen, total = self._listing.choose(
             at, sort, reverse, text, limit, offset, live_only, engine
         )
-        views = tuple([view_of(request, at, self._coverage_of) for request in chosen])
+        view_of, coverage_of = self._views.of, self._coverage_of
+        views = tuple([view_of(request, at, coverage_of) for request in chosen])
         return overview.snapshot(self, at, window_s, views, total, numbers)
 
     def detail(self, request_id: str, *, now: int | None = None) -> RequestDetail | None:
@@ -59,7 +66,8 @@ class TraceState(Fold):
             return None
         source = self.sources.get(request.engine)
         at = self.now if now is None else max(now, self.began)
-        return detail_of(request, at, self._coverage_of, source.blocks if source else None)
+        view = self._views.of(request, at, self._coverage_of, running_shares=True)
+        return detail_of(request, view, source.blocks if source else None)
 
     def request_ids(self) -> list[str]:
         """Ids of the requests that are kept, in order of receipt."""
@@ -68,3 +76,20 @@ class TraceState(Fold):
     def digest(self) -> str:
         """Hash of the whole state: equal after the same events, whatever was read in between."""
         return digest.of(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is pickled: not what was made of it to be read."""
+        return {name: value for name, value in vars(self).items() if name not in _MADE}
+
+    def __setstate__(self, found: dict[str, Any]) -> None:
+        vars(self).update(found)
+        self._views = Views()
+        self._listing = Listing(self.requests, self._views)
+
+    def _exchanged(self, old: Request, new: Request) -> None:
+        super()._exchanged(old, new)
+        self._views.forget(old)
+
+    def _forgotten(self, request: Request) -> None:
+        super()._forgotten(request)
+        self._views.forget(request)

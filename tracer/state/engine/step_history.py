@@ -261,13 +261,6 @@ class StepHistory:
         del self._sums[max(index - self.base - (self._summed or 0), 0) :]
         return index
 
-    def copy(self) -> StepHistory:
-        """What it is now, for someone who asks later."""
-        copy = StepHistory()
-        copy.base, copy._before = self.base, self._before
-        copy.steps, copy.tokens, copy.sizes = self.steps[:], self.tokens[:], self.sizes[:]
-        return copy
-
     def trim(self, base: int) -> None:
         """Drop the steps before index `base`; `sums(base - 1)` stays readable."""
         drop = base - self.base

@@ -18,7 +18,7 @@ from typing import Final
 
 from engine_hooks.protocol.events import Roster, Step, StepDevice, unpack_u32
 from tracer.state.engine.step_history import StepHistory
-from tracer.state.metrics.pace import Pace
+from tracer.state.metrics.gap_counter import GapCounter
 from tracer.state.request import decode
 from tracer.state.request.request import HOLES_KEPT, Pass, Request, Span
 
@@ -35,7 +35,7 @@ class Batch:
     """The running batch of one engine and its step history.
 
     `member` gives the request of a key, made if need be, or None when the key belongs to another
-    engine's request. `first_token` is called when a request's first token became known; `pace`
+    engine's request. `first_token` is called when a request's first token became known; `gaps`
     counts the gaps between tokens. `keep` steps stay in the history.
     """
 
@@ -44,7 +44,7 @@ class Batch:
         keep: int,
         member: Callable[[int, int], Request | None],
         first_token: Callable[[Request], None],
-        pace: Pace,
+        gaps: GapCounter,
     ) -> None:
         self.history = StepHistory()
         self.members: dict[int, Request] = {}
@@ -63,14 +63,9 @@ class Batch:
         self._keep = max(LAG, keep)
         self._member = member
         self._first_token = first_token
-        self.pace = pace
+        self.gaps = gaps
         self._unsettled: dict[int, Request] = {}
         """Requests that refer to steps of the history."""
-        self._sleeping: dict[int, Request] = {}
-        """Those among them that were asleep when steps were dropped: they are settled when they
-        wake."""
-        self._dropped: list[tuple[StepHistory, int]] = []
-        """For them, the history before each time, and the first index that stayed."""
         self._left: deque[tuple[int, Request]] = deque(maxlen=RECENT)
 
     # --- events -----------------------------------------------------------------------------------
@@ -106,7 +101,7 @@ class Batch:
             if request.first_token is None or not given:
                 prefill += scheduled
         gap = token - before if before is not None and contiguous else None
-        self.pace.step(index, token, gap, history.sizes[-1], not prefill)
+        self.gaps.step(index, token, gap, history.sizes[-1], not prefill)
         for key, (request, scheduled, given) in odd.items():
             self._irregular(request, index, scheduled, given, contiguous)
             self.loose[key] = request
@@ -199,7 +194,7 @@ class Batch:
     def exchange(self, key: int, old: Request, new: Request) -> None:
         """The request of `key` was joined with another: `new` stands for both from now on."""
         self._unsettled.pop(old.serial, None)
-        self.pace.exchange(old.serial, new.serial)
+        self.gaps.exchange(old.serial, new.serial)
         for table in (self.members, self.loose, self.doubtful):
             if key in table:
                 table[key] = new
@@ -208,10 +203,9 @@ class Batch:
 
     def forget(self, request: Request) -> None:
         """The request was dropped: it leaves every table."""
-        self._wake_no_more(request)
         if self._unsettled.pop(request.serial, None) is not None and request.open_since >= 0:
             self._close(request)
-        self.pace.closed(request.serial)
+        self.gaps.closed(request.serial)
         for source_key in request.keys:
             key = source_key[1]
             for table in (self.members, self.loose, self.doubtful):
@@ -294,7 +288,7 @@ class Batch:
         self._took_part(request, index, 1, 1, contiguous)
         request.open_since = index
         self.steady += 1
-        self.pace.opened(request, index)
+        self.gaps.opened(request, index)
 
     def _irregular(
         self, request: Request, index: int, scheduled: int, produced: int, contiguous: bool
@@ -322,7 +316,7 @@ class Batch:
                     request.first_token = token
                     self._first_token(request)
             if produced:
-                self.pace.token(request, token, None, produced)
+                self.gaps.token(request, token, None, produced)
             return
         seen = request.last_seen
         if seen is not None and index > request.last_index + 1 and len(request.holes) < HOLES_KEPT:
@@ -336,7 +330,7 @@ class Batch:
         else:
             known = contiguous and not request.incomplete and request.last_given is not None
             gap = (token - (request.last_given or 0)) / produced if known else None
-            self.pace.token(request, token, gap, produced)
+            self.gaps.token(request, token, gap, produced)
 
     def _close(self, request: Request, last: int | None = None) -> None:
         """End the open run, if there is one, with the step before the one at hand."""
@@ -347,7 +341,7 @@ class Batch:
         last = history.last_index if last is None else last
         request.open_since = -1
         self.steady -= 1
-        self.pace.closed(request.serial)
+        self.gaps.closed(request.serial)
         if last < first:
             return
         request.spans.append(Span(first, last, 1, 1))
@@ -375,33 +369,9 @@ class Batch:
 
     def _trim(self, base: int) -> None:
         history = self.history
-        unsettled: dict[int, Request] = {}
-        for serial, request in self._unsettled.items():
-            if request.asleep:
-                self._sleeping[serial] = request
-            elif decode.settle(request, history, base):
-                unsettled[serial] = request
-        self._unsettled = unsettled
-        if self._sleeping:
-            self._dropped.append((history.copy(), base))
+        self._unsettled = {
+            serial: request
+            for serial, request in self._unsettled.items()
+            if decode.settle(request, history, base)
+        }
         history.trim(base)
-
-    def past(self, request: Request) -> StepHistory:
-        """The history to which a request refers that was asleep until now."""
-        return self._dropped[0][0] if request.serial in self._sleeping else self.history
-
-    def woken(self, request: Request) -> None:
-        """A request is not asleep any more: what has been dropped of its steps is copied out
-        now."""
-        if request.serial not in self._sleeping:
-            return
-        refers = False
-        for history, base in self._dropped:
-            refers = decode.settle(request, history, base)
-        self._wake_no_more(request)
-        if refers:
-            self._unsettled[request.serial] = request
-
-    def _wake_no_more(self, request: Request) -> None:
-        if self._sleeping.pop(request.serial, None) is not None and not self._sleeping:
-            self._dropped = []

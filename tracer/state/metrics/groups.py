@@ -50,18 +50,3 @@ class Groups:
                 number = self._numbers[group] = len(self.known)
                 self.known.append(group)
         return number
-
-    def chunk(self) -> bytes:
-        """All groups but ``other``."""
-        return "\0".join(word for group in self.known[1:] for word in group).encode(
-            "utf-8", "surrogatepass"
-        )
-
-    def restore(self, data: bytes) -> None:
-        """Take over what `chunk` told. Raises ValueError for too many groups, or one told twice."""
-        words = data.decode("utf-8", "surrogatepass").split("\0") if data else []
-        found = [Group(*three) for three in zip(words[::3], words[1::3], words[2::3], strict=True)]
-        if len(found) > GROUPS or len(set(found)) != len(found):
-            raise ValueError("no such groups")
-        self.known = [self.known[OTHER], *found]
-        self._numbers = {group: number for number, group in enumerate(self.known) if number}

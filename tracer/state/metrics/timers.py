@@ -10,10 +10,10 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from tracer.state.metrics.books import Books
+from tracer.state.metrics.counters import Counters
+from tracer.state.metrics.gap_counter import TIMERS as TIMERS
 from tracer.state.metrics.histogram import Quantiles
-from tracer.state.metrics.pace import TIMERS as TIMERS
-from tracer.state.metrics.tally import Tally
+from tracer.state.metrics.total_counters import TotalCounters
 from tracer.state.request import latency
 from tracer.state.request.request import Request
 
@@ -40,10 +40,10 @@ _ALL: Final = sum(figure.bit for figure in _FIGURES)
 
 
 class Timers:
-    """Counts each latency of a request once, in `books` and in `tally`."""
+    """Counts each latency of a request once, in `counters` and in `totals`."""
 
-    def __init__(self, books: Books, tally: Tally) -> None:
-        self._books, self._tally = books, tally
+    def __init__(self, counters: Counters, totals: TotalCounters) -> None:
+        self._books, self._totals = counters, totals
 
     def count(self, request: Request) -> None:
         """Count the latencies of the request that have become known."""
@@ -64,10 +64,10 @@ class Timers:
             if value is not None:
                 t = instant(request) or 0
                 self._books.sample(request, name, t, value)
-                self._tally.latency(request, name, value)
+                self._totals.latency(request, name, value)
                 counted |= bit
             elif name == "e2e" and (spent := latency.e2e(request)) is not None:
-                self._tally.latency(request, name, spent)  # apart from the answers: by its error
+                self._totals.latency(request, name, spent)  # apart from the answers: by its error
                 counted |= bit
         request.counted = counted
 

@@ -13,16 +13,13 @@ the slots.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tracer.state import chunks
 from tracer.state.metrics.histogram import (
-    BUCKETS,
     FLOOR_NS,
     GROWTH,
     SLOTS,
@@ -119,59 +116,11 @@ class WindowedCounts:
         kept = [slot for number_, slot in sorted(self._rings[window].items()) if number_ >= oldest]
         return _merge(kept), oldest * length
 
-    # --- keyframes
-
-    def chunks(self) -> dict[str, bytes]:
-        """All that is counted, in pieces that change one by one. `restore` takes them."""
+    def entries(self) -> tuple[Slot, list[int], list[list[tuple[int, Slot]]]]:
+        """All that is counted: since the start, and by window the newest slot's number and the
+        slots."""
         self.flush()
-        pieces = {"total": _packed(self.total), "heads": array("q", self._heads).tobytes()}
-        for window, ring in enumerate(self._rings):
-            pieces.update({f"{window}/{slot}": _packed(content) for slot, content in ring.items()})
-        return pieces
-
-    def restore(self, pieces: Mapping[str, bytes]) -> None:
-        """Take over what `chunks` told, pieces of slots that have gone left out. Raises ValueError
-        or KeyError."""
-        heads = array("q")
-        heads.frombytes(pieces["heads"])
-        if len(heads) != len(SLOTS):
-            raise ValueError("no such windows")
-        self.total, self._heads = _unpacked(pieces["total"]), heads.tolist()
-        for name in pieces:
-            window, _, slot = name.partition("/")
-            if not slot:
-                continue
-            place, number = int(window), int(slot)
-            if not 0 <= place < len(SLOTS):
-                raise ValueError("no such window")
-            head = self._heads[place]
-            if head - SLOTS[place][0] < number <= head:
-                self._rings[place][number] = _unpacked(pieces[name])
-        self._sum_up()
-
-    def _sum_up(self) -> None:
-        """Make `sums` from the slots."""
-        sums = self._sums = WindowSums(len(self._sums.total))
-        sums.heads = list(self._heads)
-        _add_up(sums.total, [(0, self.total)], self._rows)
-        for ring, slots in zip(sums.rings, self._rings, strict=True):
-            _add_up(
-                ring, [(number % len(ring), slot) for number, slot in slots.items()], self._rows
-            )
-
-
-def _add_up(counts: Ints, slots: list[tuple[int, Slot]], rows: Ints) -> None:
-    """Add slots to `counts`, each at its place, in the row that `rows` gives its series."""
-    if not slots:
-        return
-    keys = np.concatenate([slot.keys for _, slot in slots]).astype(np.int64)
-    places = np.repeat([place for place, _ in slots], [len(slot.keys) for _, slot in slots])
-    row = rows[keys // STRIDE]
-    at = (places * counts.shape[-2] + row) * BUCKETS + keys % STRIDE
-    kept = row >= 0
-    np.add.at(
-        counts.reshape(-1), at[kept], np.concatenate([slot.counts for _, slot in slots])[kept]
-    )
+        return self.total, self._heads, [sorted(ring.items()) for ring in self._rings]
 
 
 def _columns(
@@ -194,27 +143,6 @@ def _merge(slots: Sequence[Slot]) -> Slot:
     keys, counts = keys[order], counts[order]
     begins = np.flatnonzero(np.diff(keys, prepend=-1))
     return Slot(keys[begins], np.add.reduceat(counts, begins))
-
-
-def _packed(slot: Slot) -> bytes:
-    """The differences of the keys and the counts, lowest bytes first (`chunks.planes`)."""
-    return chunks.planes(np.concatenate([np.diff(slot.keys, prepend=0), slot.counts]))
-
-
-def _unpacked(data: bytes) -> Slot:
-    steps, counts = chunks.from_planes(data).reshape(2, -1)
-    number = len(steps)
-    keys = np.add.accumulate(steps)
-    if number and (
-        steps[0] < 0
-        or not (steps[1:] > 0).all()
-        or keys[-1] >= SERIES * STRIDE
-        or not (counts > 0).all()
-    ):
-        raise ValueError("a slot of no counts")
-    if number and (keys % STRIDE >= BUCKETS).any():
-        raise ValueError("no such bucket")
-    return Slot(keys.astype(np.int32), counts)
 
 
 def quantiles_by_row(

@@ -13,11 +13,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from engine_hooks.protocol.events import Step
 from tracer.state.engine.step_history import StepHistory
-from tracer.state.view import RequestView
 
 TEXT_ROOM: Final = 262_144
 """Characters of prompt and of output kept for one request; `prompt_chars` and `output_chars` tell
@@ -41,10 +40,6 @@ class Steps(Protocol):
 
     @property
     def members(self) -> Mapping[int, Request]: ...
-
-    def past(self, request: Request) -> StepHistory: ...
-
-    def woken(self, request: Request) -> None: ...
 
 
 class Span(NamedTuple):
@@ -104,10 +99,6 @@ class Request:
     """See the module. `serial` is the order of first appearance; `first_seen` the instant of the
     first event."""
 
-    asleep: ClassVar[bool] = False
-    """Whether most of it is still to be read (`tracer.recording.keyframes`): to look at it is
-    dear."""
-
     serial: int
     first_seen: int
     id: str = ""
@@ -118,7 +109,9 @@ class Request:
     ids: list[str] = field(default_factory=list)
     """Every `id` under which it was ever shown."""
     version: int = 0
-    """Rises with every event that touches the request."""
+    """Rises with every event that touches the request, but for those that `outputs` counts."""
+    outputs: int = 0
+    """Rises with every event that tells of output alone: stages 1 to 10 are as they were."""
 
     # --- front end
     received: int | None = None
@@ -209,24 +202,17 @@ class Request:
     dropped: bool = False
     counted: int = 0
     """Which of its latencies the timers have (bit per timer)."""
-    tallied: bool = False
-    """Whether it is among the requests that the tally has as ended."""
+    in_totals: bool = False
+    """Whether its end is counted in `TraceState.totals`."""
 
-    # --- caches of the snapshot; not part of the state
-    cached_view: RequestView | None = None
-    cached_version: int = -1
-    front: Any = None
-    """`snapshot._Front` of a request that decodes."""
-    search: str = ""
-    search_version: int = -1
-
-    def went_on(self) -> None:
-        """An event touched it that says nothing of what came before decode: what was built of that
-        is still right."""
-        front = self.front
-        if front is not None and front.version == self.version:
-            front.version += 1
-        self.version += 1
+    @property
+    def detached(self) -> bool:
+        """Whether it refers to no step by its place in the engine's history."""
+        return (
+            self.open_since < 0
+            and not self.spans
+            and not any(type(one.step) is int for one in (*self.passes, *self.redo))
+        )
 
     @property
     def order(self) -> tuple[int, int]:

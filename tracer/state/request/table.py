@@ -244,7 +244,7 @@ class RequestTable:
         if other.batch is not None or (one.batch is None and other.unseen):
             for name in _STEPS:
                 setattr(one, name, getattr(other, name))
-        for name in ("offline", "logprobs", "disconnected", "incomplete", "tallied"):
+        for name in ("offline", "logprobs", "disconnected", "incomplete", "in_totals"):
             setattr(one, name, getattr(one, name) or getattr(other, name))
         one.preemptions = sorted(one.preemptions + other.preemptions, key=attrgetter("begin"))
         if not one.output:

@@ -7,7 +7,7 @@ given one: its row says whether it runs, is missing, or cannot be measured on th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from engine_hooks.protocol.clock import NS_PER_MS
@@ -54,24 +54,16 @@ def request_spans(request: Request, until: int) -> list[Span]:
     ]
 
 
-def stage_lengths(request: Request, stepped: Sequence[int] | None = None) -> list[int]:
-    """How long each stage of a request that is over took (ns), -1 where that is not known.
-    `stepped`: what `stepped_lengths` gives, for which steps have to be read, where it is known."""
-    *forward, decoding, teardown = stepped_lengths(request) if stepped is None else stepped
-    return [
-        *map(_length, _before_forward(request)),
-        *forward,
-        _length(_stream(request)),
-        decoding,
-        teardown,
-    ]
-
-
-def stepped_lengths(request: Request) -> list[int]:
-    """As `stage_lengths`, the stages alone that follow from steps: 6 to 9, 11 and 12."""
-    return list(
-        map(_length, (*_forward(request), Span(*_decode_ends(request)), _teardown(request)))
+def stage_lengths(request: Request) -> list[int]:
+    """How long each stage of a request that is over took (ns), -1 where that is not known."""
+    spans = (
+        *_before_forward(request),
+        *_forward(request),
+        _stream(request),
+        Span(*_decode_ends(request)),
+        _teardown(request),
     )
+    return list(map(_length, spans))
 
 
 def _length(span: Span) -> int:

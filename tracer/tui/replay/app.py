@@ -13,8 +13,8 @@ from textual.screen import Screen
 
 from engine_hooks.protocol.blocks import Mark
 from engine_hooks.protocol.clock import NS_PER_S
-from tracer.recording import bookmarks
-from tracer.recording.bookmarks import BookmarkError
+from tracer.replay import bookmarks
+from tracer.replay.bookmarks import BookmarkError
 from tracer.replay.player import IDLE_S, Player
 from tracer.replay.timespec import PlaceError, clock_of, instant
 from tracer.state.view import Snapshot
@@ -264,13 +264,13 @@ class ReplayApp(TracerApp):
     # --- findings
 
     async def seek_to(self, t: int) -> bool:
-        """Send the player there and wait until it has arrived, a few seconds at most."""
+        """Send the player to the instant `t` (ns) and wait until it has arrived. Return False when
+        the user sent it elsewhere meanwhile."""
         self.player.seek(t)
-        for _ in range(100):
-            if self.player.target is None:
-                break
+        target = self.player.target
+        while target is not None and self.player.target == target:
             await asyncio.sleep(0.05)
-        return True
+        return self.player.target is None
 
     def action_next_finding(self) -> None:
         """To the next finding; the trace is searched for them first."""

@@ -46,14 +46,16 @@ class Timeline(Canvas):
         head = glyphs.pause if player.paused or player.ended else glyphs.head
         here, length = clock_of(player.now() - trace.begin), clock_of(trace.end - trace.begin)
         before = f" {head} {player.speed:g}x  {here} / {length} "
-        behind = f" {player.fraction:4.0%} "
+        behind = f" {player.fraction * 100:3.0f} % "
         if width >= 100:
             skipped = player.skipped // NS_PER_S
             loop = "loop  " if player.loop else ""
             idle = (
                 f"{skipped} s idle jumped over  " if skipped and player.idle_s is not None else ""
             )
-            behind = f" {player.fraction:4.0%}  {loop}{idle}".rstrip() + " "
+            indexed = (player.folded - trace.begin) / max(trace.end - trace.begin, 1)
+            index = f"indexing {indexed * 100:.0f} %  " if player.preparing else ""
+            behind = f" {player.fraction * 100:3.0f} %  {loop}{idle}{index}".rstrip() + " "
         if width < 50:
             before = f" {head} {here} "
         return before, behind
@@ -68,12 +70,12 @@ class Timeline(Canvas):
         """The row."""
         look, player = self.look, self.player
         before, behind = self._words(width)
-        line = Line(width).put(before, look.text)
+        line = Line(width).add(before, look.text)
         _, cells = self._track(width)
         if cells >= TRACK_FROM:
             for glyph, style in self._cells(cells):
-                line.put(glyph, style)
-        line.put(behind, look.dim if player.paused else look.text)
+                line.add(glyph, style)
+        line.add(behind, look.dim if player.paused else look.text)
         return [line.end(look.text)]
 
     def _cells(self, cells: int) -> list[tuple[str, Style]]:

@@ -7,14 +7,12 @@ minutes in half seconds, the last nine hours in stretches of eight seconds.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from engine_hooks.protocol.clock import NS_PER_S
-from tracer.state import chunks
 
 FIELDS: Final = (
     "begin",
@@ -37,22 +35,18 @@ GRAINS: Final = ((NS_PER_S // 2, 1_200), (8 * NS_PER_S, 4_096))
 """Length of a column (ns) and how many are kept."""
 _CHUNK: Final = 64
 """Columns that are forgotten together."""
-_PIECE: Final = 8
-"""Columns that are told together in a keyframe: those of some seconds."""
 _MOST: Final = 1 << 40
 """No count of ours is larger, whatever a peer says."""
 
 Ints = npt.NDArray[np.int64]
 
 
-class Track:
+class EngineSeries:
     """Columns of both lengths; those in which no step began are left out."""
 
     def __init__(self) -> None:
         self._grains: list[list[array[int]]] = [[array("q") for _ in FIELDS] for _ in GRAINS]
         self._dropped = [0] * len(GRAINS)
-        self._asleep: list[chunks.Sleeping | None] = [None] * len(GRAINS)
-        """Columns behind those, before the others, of a track from a keyframe."""
 
     def add(
         self,
@@ -71,15 +65,14 @@ class Track:
         told = (wait, batch, tokens, used, cached, free, waiting)
         new = (t, 1, length, length, *(min(value, _MOST) for value in told))
         for place, (grain, kept) in enumerate(GRAINS):
-            columns, asleep = self._grains[place], self._asleep[place]
+            columns = self._grains[place]
             begin = t - t % grain
             begins = columns[0]
             if not begins or begin > begins[-1]:
                 for column, value in zip(columns, (begin, *new[1:]), strict=True):
                     column.append(value)
-                if len(begins) + (asleep.length if asleep else 0) >= kept + _CHUNK:
-                    self._wake()
-                    for column in self._grains[place]:
+                if len(begins) >= kept + _CHUNK:
+                    for column in columns:
                         del column[:_CHUNK]
                     self._dropped[place] += _CHUNK
                 continue
@@ -96,7 +89,6 @@ class Track:
     def columns(self, since: int) -> tuple[int, dict[str, Ints]]:
         """Length of a column (ns), and the columns from the instant `since` on: the finer ones, if
         they reach so far back."""
-        self._wake()
         for place, ((grain, _), columns) in enumerate(zip(GRAINS, self._grains, strict=True)):
             begins = columns[0]
             if (
@@ -112,51 +104,6 @@ class Track:
                 return grain, {name: column[first:] for name, column in found.items()}
         raise AssertionError("there is always a coarsest")
 
-    # --- keyframes
-
-    def chunks(self) -> dict[str, bytes]:
-        """All columns, in pieces that change one by one. `restore` takes them."""
-        self._wake()
-        pieces = {
-            "sizes": array(
-                "q", [*self._dropped, *(len(columns[0]) for columns in self._grains)]
-            ).tobytes()
-        }
-        for place, columns in enumerate(self._grains):
-            first = self._dropped[place]
-            cut = chunks.cut(columns, _PIECE)
-            pieces.update(
-                {f"{place}/{number}": piece for number, piece in enumerate(cut, first // _PIECE)}
-            )
-        return pieces
-
-    def restore(self, pieces: Mapping[str, bytes]) -> None:
-        """Take over what `chunks` told, pieces that have gone left out. Raises ValueError or
-        KeyError."""
-        sizes = array("q")
-        sizes.frombytes(pieces["sizes"])
-        if len(sizes) != 2 * len(GRAINS):
-            raise ValueError("no such columns")
-        for place, (_, kept) in enumerate(GRAINS):
-            first, size = sizes[place], sizes[len(GRAINS) + place]
-            if first < 0 or first % _CHUNK or not 0 <= size < kept + _CHUNK:
-                raise ValueError("no such columns")
-            self._asleep[place], told, count = chunks.split(
-                pieces, first, size, _PIECE, 1, f"{place}/"
-            )
-            whole = chunks.join(told, len(FIELDS), _PIECE, count)
-            self._dropped[place] = first
-            self._grains[place] = [array("q", row.astype(np.int64).tobytes()) for row in whole]
-
-    def _wake(self) -> None:
-        for place, asleep in enumerate(self._asleep):
-            if asleep is None:
-                continue
-            table = asleep.table(len(FIELDS), _PIECE)
-            columns, self._asleep[place] = self._grains[place], None
-            if table is None:  # the file contradicts itself: these columns have gone
-                self._dropped[place] += -(-asleep.length // _CHUNK) * _CHUNK
-                continue
-            self._grains[place] = [
-                array("q", a.tobytes()) + b for a, b in zip(table, columns, strict=True)
-            ]
+    def entries(self) -> tuple[list[int], list[list[array[int]]]]:
+        """Columns forgotten and columns kept, of each length."""
+        return self._dropped, self._grains

@@ -9,14 +9,12 @@ is kept up to date as runs open and close, and as positions cross from one range
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from tracer.state.metrics.groups import GROUPS, Groups
 from tracer.state.metrics.octaves import RANGES, high_of, range_of
-from tracer.state.metrics.tally import Distribution
+from tracer.state.metrics.total_counters import Distribution
 from tracer.state.metrics.windowed import COARSE, SERIES, WindowedCounts
 from tracer.state.request.request import Request
 
@@ -50,7 +48,7 @@ class Run:
     crossing: int = -1
 
 
-class Pace:
+class GapCounter:
     """Counts the gaps of one batch into `counts`, and into `itl`, which keeps their exact sum."""
 
     def __init__(self, counts: WindowedCounts, groups: Groups, itl: Distribution) -> None:
@@ -156,23 +154,6 @@ class Pace:
             self._itl.add(gap, given)
             self._counts.add(token, series + ITL, gap, given)
 
-    # --- keyframes
-
-    def chunk(self) -> bytes:
-        """The open runs: packed i64 fours (request, group, whether its position is known, base)."""
-        rows = array("q")
-        for serial, run in sorted(self._runs.items()):
-            rows.extend((serial, run.group, run.base is not None, run.base or 0))
-        return rows.tobytes()
-
-    def restore(self, data: bytes, last: int, known: Callable[[int], bool]) -> None:
-        """Take over what `chunk` told after step `last`. Raises ValueError for what no request or
-        group has."""
-        rows = array("q")
-        rows.frombytes(data)
-        for serial, group, placed, base in zip(
-            rows[::4], rows[1::4], rows[2::4], rows[3::4], strict=True
-        ):
-            if not (0 <= group < len(self._groups.known) and known(serial) and abs(base) < 1 << 62):
-                raise ValueError("a run of nobody")
-            self._begin(serial, Run(group, base if placed else None), last)
+    def runs(self) -> list[tuple[int, int, int | None]]:
+        """The open runs: request, group and base of each."""
+        return [(serial, run.group, run.base) for serial, run in sorted(self._runs.items())]

@@ -17,7 +17,6 @@ import msgspec
 from engine_hooks.protocol import regular_file
 from engine_hooks.protocol.block_file import MARK_LENGTH, why
 from engine_hooks.protocol.blocks import Mark
-from tracer.format.text import clean
 
 SUFFIX: Final = ".marks"
 MOST: Final = 1_000
@@ -58,7 +57,7 @@ def read(trace: Path) -> list[Mark]:
         raise BookmarkError(f"cannot read {path.name}: {why(error)}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise BookmarkError(f"{path.name} holds no bookmarks of ours: it is left alone") from None
-    return [Mark(entry.at_ns, clean(entry.text[:MARK_LENGTH])) for entry in found[:MOST]]
+    return [Mark(entry.at_ns, entry.text[:MARK_LENGTH]) for entry in found[:MOST]]
 
 
 def write(trace: Path, marks: list[Mark]) -> None:

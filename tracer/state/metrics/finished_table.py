@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Collection, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from engine_hooks.protocol.clock import NS_PER_S
-from tracer.state import chunks
 from tracer.state.request import decode, latency
 from tracer.state.request.outcome import reason_of
 from tracer.state.request.request import Request
@@ -40,7 +38,7 @@ COLUMNS: Final = (
     "preemptions",
 )
 """`over`: instant (ns). Times in ns, tokens: -1 where not known. `itl` is the request's own 99th
-percentile, `reason` a place in `Ledger.reasons`."""
+percentile, `reason` a place in `FinishedTable.reasons`."""
 REASONS: Final = 24
 """Ends that are told apart; an engine's further words are ``other``."""
 KNOWN_REASONS: Final = ("other", "lost", "cancelled", "failed", "rejected", "unknown")
@@ -52,19 +50,14 @@ _MOST: Final = 1 << 62
 """Larger than any instant of ours; no hostile number gets further than this."""
 _CHUNK: Final = 128
 """Rows that are forgotten together."""
-_PIECE: Final = 32
-"""Rows that are told together in a keyframe: those of some seconds."""
 
 Ints = npt.NDArray[np.int64]
 
 
-class Ledger:
+class FinishedTable:
     """See the module."""
 
     def __init__(self) -> None:
-        self._asleep: _Asleep | None = None
-        """Rows before those in the columns, of a ledger from a keyframe that nobody has looked
-        at."""
         self._revived: set[int] = set()
         """Requests with a row that are not over after all."""
         self.reasons: list[str] = list(KNOWN_REASONS)
@@ -75,9 +68,9 @@ class Ledger:
         """Number of its row, counted from the first ever, by request."""
 
     def __len__(self) -> int:
-        return len(self._columns[0]) + (0 if self._asleep is None else self._asleep.rows)
+        return len(self._columns[0])
 
-    def put(self, request: Request, group: int) -> None:
+    def write(self, request: Request, group: int) -> None:
         """Write the row of a request that is over."""
         row = tuple(
             min(max(value, -1), _MOST)
@@ -119,21 +112,16 @@ class Ledger:
 
     def _place(self, serial: int) -> int | None:
         """Where the row of a request is in the columns, None when it has none."""
-        if self._asleep is not None and serial in self._asleep.known:
-            self._wake()
         place = self._places.get(serial)
-        first = self.dropped + len(self) - len(self._columns[0])
-        return None if place is None or place < first else place - first
+        return None if place is None or place < self.dropped else place - self.dropped
 
     def since(self, began: int) -> float | None:
         """From when on all rows are there, in s after `began` (ns); None when none was
         forgotten."""
-        self._wake()
         return (self._columns[1][0] - began) / NS_PER_S if self.dropped and len(self) else None
 
     def columns(self) -> dict[str, Ints]:
         """The rows of requests that are over, by column."""
-        self._wake()
         found = {
             name: np.array(column, np.int64)
             for name, column in zip(COLUMNS, self._columns, strict=True)
@@ -142,11 +130,6 @@ class Ledger:
         return found if kept.all() else {name: column[kept] for name, column in found.items()}
 
     def _forget(self, number: int) -> None:
-        if self._asleep is not None and self._asleep.rows > number:
-            self._asleep = self._asleep._replace(rows=self._asleep.rows - number)
-            self.dropped += number
-            return
-        self._wake()
         for serial in self._columns[0][:number]:
             if self._places.get(serial, -1) < self.dropped + number:
                 self._places.pop(serial, None)
@@ -163,78 +146,10 @@ class Ledger:
         self.reasons.append(word)
         return len(self.reasons) - 1
 
-    # --- keyframes
-
-    def chunks(self) -> dict[str, bytes]:
-        """All rows, in pieces that change one by one. `restore` takes them."""
-        self._wake()
-        pieces = {"reasons": "\0".join(self.reasons).encode("utf-8", "surrogatepass")}
-        first = self.dropped
-        cut = chunks.cut(self._columns, _PIECE)
-        pieces.update({str(number): piece for number, piece in enumerate(cut, first // _PIECE)})
-        pieces["size"] = array("q", (first, len(self))).tobytes()
-        pieces["revived"] = array("q", sorted(self._revived)).tobytes()
-        return pieces
-
-    def restore(self, pieces: Mapping[str, bytes], over: Collection[int], groups: int) -> None:
-        """Take over what `chunks` told, pieces of rows that have gone left out; the rows are not
-        read before someone looks at them. `over`: requests that may have one; `groups`: how many
-        there are. Raises ValueError or KeyError."""
-        size, revived = array("q"), array("q")
-        size.frombytes(pieces["size"])
-        revived.frombytes(pieces["revived"])
-        first, rows = size
-        words = pieces["reasons"].decode("utf-8", "surrogatepass").split("\0")
-        if (
-            not (first >= 0 and 0 <= rows < ROWS + _CHUNK and first % _CHUNK == 0)
-            or len(words) > REASONS
-        ):
-            raise ValueError("no such rows")
-        self.reasons, self.dropped, self._revived = words, first, set(revived)
-        sleeping, _, _ = chunks.split(pieces, first, rows, _PIECE, 0)
-        if sleeping is not None:
-            known = frozenset(over) | self._revived
-            self._asleep = _Asleep(sleeping._replace(length=rows), rows, known, len(words), groups)
-
-    def _wake(self) -> None:
-        asleep, self._asleep = self._asleep, None
-        if asleep is None:
-            return
-        table = asleep.table()
-        self._columns = [
-            array("q", old.tobytes()) + new for old, new in zip(table, self._columns, strict=True)
-        ]
-        self._places = {
-            **dict(
-                zip(table[0].tolist(), range(self.dropped, self.dropped + asleep.rows), strict=True)
-            ),
-            **self._places,
-        }
-
-
-class _Asleep(NamedTuple):
-    """The last `rows` of the rows that are still in their pieces, of the requests `known` at
-    most."""
-
-    told: chunks.Sleeping
-    rows: int
-    known: Collection[int]
-    reasons: int
-    groups: int
-
-    def table(self) -> Ints:
-        """A row for each column. Where the pieces contradict themselves no row counts for
-        anything."""
-        table = self.told.table(len(COLUMNS), _PIECE)
-        table = (
-            np.full((len(COLUMNS), self.rows), -1, np.int64)
-            if table is None
-            else table[:, -self.rows :]
-        )
-        for name, most in (("group", self.groups), ("reason", self.reasons)):
-            column = table[COLUMNS.index(name)]
-            column[(column < 0) | (column >= most)] = 0
-        return table
+    def entries(self) -> tuple[list[str], int, list[int], list[array[int]]]:
+        """The reasons, how many rows were forgotten, which requests are not over after all, and the
+        columns."""
+        return self.reasons, self.dropped, sorted(self._revived), self._columns
 
 
 def _own_itl(request: Request) -> int:

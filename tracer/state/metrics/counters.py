@@ -1,4 +1,4 @@
-"""The books that the latencies over windows and the Numbers view are read from.
+"""The counters that the latencies over windows and the Numbers view are read from.
 
 `TraceState` writes them as events come in; `numbers` reads them. They hold counts, not requests:
 nothing in them grows without bound, and a request that was dropped long ago is still in them.
@@ -6,15 +6,14 @@ nothing in them grows without bound, and a request that was dropped long ago is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Final
+from typing import Any, Final
 
 from engine_hooks.protocol.events import Step
+from tracer.state.metrics.engine_series import EngineSeries
+from tracer.state.metrics.finished_table import FinishedTable
+from tracer.state.metrics.gap_counter import COLUMNS, TIMERS, WIDTH, GapCounter
 from tracer.state.metrics.groups import GROUPS, Groups
-from tracer.state.metrics.ledger import Ledger
-from tracer.state.metrics.pace import COLUMNS, TIMERS, WIDTH, Pace
-from tracer.state.metrics.tally import Distribution
-from tracer.state.metrics.track import Track
+from tracer.state.metrics.total_counters import Distribution
 from tracer.state.metrics.windowed import WindowedCounts
 from tracer.state.request.request import Request
 
@@ -27,7 +26,7 @@ these budgets."""
 _PLACES: Final = {name: place for place, name in enumerate(COLUMNS)}
 
 
-class Books:
+class Counters:
     """See the module."""
 
     def __init__(self) -> None:
@@ -35,20 +34,20 @@ class Books:
         self.counts = WindowedCounts(
             [*range(len(TIMERS)), *[-1] * (WIDTH - len(TIMERS))] * (GROUPS + 1)
         )
-        """By group: `pace.COLUMNS`; steps; gaps by batch size and by position. Its sums:
-        `pace.TIMERS` of all."""
-        self.ledger = Ledger()
-        self.paces: dict[str, Pace] = {}
-        self.tracks: dict[str, Track] = {}
+        """By group: `gap_counter.COLUMNS`; steps; gaps by batch size and by position. Its sums:
+        `gap_counter.TIMERS` of all."""
+        self.finished_table = FinishedTable()
+        self.gap_counters: dict[str, GapCounter] = {}
+        self.engine_series: dict[str, EngineSeries] = {}
 
     # --- what is written
 
-    def pace(self, source: str, itl: Distribution) -> Pace:
+    def gap_counter(self, source: str, itl: Distribution) -> GapCounter:
         """The pace of a source's batch. `itl`: where its gaps are added up exactly."""
-        pace = self.paces.get(source)
-        if pace is None:
-            pace = self.paces[source] = Pace(self.counts, self.groups, itl)
-        return pace
+        counter = self.gap_counters.get(source)
+        if counter is None:
+            counter = self.gap_counters[source] = GapCounter(self.counts, self.groups, itl)
+        return counter
 
     def sample(self, request: Request, name: str, t: int, ns: float) -> None:
         """A latency of the request became known, to be counted at `t` (ns)."""
@@ -73,14 +72,14 @@ class Books:
     def settled(self, request: Request) -> None:
         """Write the request's row if it is over, and take it back if it is not after all."""
         if request.over is not None:
-            self.ledger.put(request, self.groups.of(request))
+            self.finished_table.write(request, self.groups.of(request))
         else:
-            self.ledger.drop(request.serial)
+            self.finished_table.drop(request.serial)
 
     def joined(self, old: Request, new: Request) -> None:
         """Two requests turned out to be one, which is not over: neither has a row that counts."""
-        self.ledger.drop(old.serial)
-        self.ledger.drop(new.serial)
+        self.finished_table.drop(old.serial)
+        self.finished_table.drop(new.serial)
 
     def step(
         self, source: str, step: Step, length: int, wait: int, batch: int, budget: int
@@ -93,10 +92,10 @@ class Books:
             self.counts.add(step.t, STEP_BUDGET, 0.0, budget)
             if tokens:
                 self.counts.add(step.t, STEP_TOKENS, 0.0, tokens)
-        track = self.tracks.get(source)
-        if track is None:
-            track = self.tracks[source] = Track()
-        track.add(
+        series = self.engine_series.get(source)
+        if series is None:
+            series = self.engine_series[source] = EngineSeries()
+        series.add(
             step.t,
             length,
             wait,
@@ -108,40 +107,12 @@ class Books:
             max(0, step.waiting),
         )
 
-    # --- keyframes
-
-    def chunks(self) -> dict[str, bytes]:
-        """Everything, in pieces that change one by one; equal books give equal pieces."""
-        pieces = {"groups:": self.groups.chunk()}
-        pieces.update({f"counts:{name}": piece for name, piece in self.counts.chunks().items()})
-        pieces.update({f"ledger:{name}": piece for name, piece in self.ledger.chunks().items()})
-        for source, track in self.tracks.items():
-            pieces.update(
-                {f"track:{source}:{name}": piece for name, piece in track.chunks().items()}
-            )
-        pieces.update({f"pace:{source}:runs": pace.chunk() for source, pace in self.paces.items()})
-        return pieces
-
-    def restore(
-        self,
-        pieces: Mapping[str, Mapping[str, bytes]],
-        last: Mapping[str, int],
-        known: Callable[[int], bool],
-        over: Collection[int],
-    ) -> None:
-        """Take over what `chunks` told, by what is before the last colon of a name, then what is
-        behind it. `last`: index of the last step of each source; `known`: whether a request of that
-        number is there; `over`: which are over. Raises ValueError or KeyError for what does not
-        hold together."""
-        self.groups.restore(pieces["groups"][""])
-        self.counts.restore(pieces["counts"])
-        self.ledger.restore(pieces["ledger"], over, len(self.groups.known))
-        for name, told in pieces.items():
-            kind, _, source = name.partition(":")
-            if kind == "track":
-                if source not in last:
-                    raise ValueError("steps of nobody")
-                self.tracks[source] = Track()
-                self.tracks[source].restore(told)
-            elif kind == "pace":
-                self.paces[source].restore(told["runs"], last[source], known)
+    def entries(self) -> dict[str, Any]:
+        """Everything, by what it is; equal counters give equal entries."""
+        return {
+            "groups": self.groups.known,
+            "counts": self.counts.entries(),
+            "table": self.finished_table.entries(),
+            "tracks": {name: series.entries() for name, series in self.engine_series.items()},
+            "runs": {name: counter.runs() for name, counter in self.gap_counters.items()},
+        }

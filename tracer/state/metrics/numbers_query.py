@@ -1,8 +1,8 @@
-"""The Numbers view from the books: every figure of docs/numbers.md, computed here and nowhere else.
+"""The Numbers view from the counters: every figure of docs/numbers.md, computed here alone.
 
 Latencies of the whole trace come from the six timers, rates of the whole trace from the logs that
 the context strip reads; those of groups, and of what a filter leaves, from the windowed counts.
-Ends, lengths and targets are exact: they come from the ledger's rows.
+Ends, lengths and targets are exact: they come from the table's rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
-from tracer.state.metrics.books import STEP_BUDGET, STEP_TOKENS, STEPS
+from tracer.state.metrics.counters import STEP_BUDGET, STEP_TOKENS, STEPS
+from tracer.state.metrics.gap_counter import BY_BATCH, BY_PLACE, COLUMNS, COUNTERS, TIMERS, WIDTH
 from tracer.state.metrics.groups import OTHER
 from tracer.state.metrics.histogram import WINDOWS_S, Quantiles, nearest_window
 from tracer.state.metrics.numbers import (
@@ -34,7 +35,6 @@ from tracer.state.metrics.numbers import (
     Window,
 )
 from tracer.state.metrics.octaves import RANGES, high_of, low_of, range_of
-from tracer.state.metrics.pace import BY_BATCH, BY_PLACE, COLUMNS, COUNTERS, TIMERS, WIDTH
 from tracer.state.metrics.rates import per_second
 from tracer.state.metrics.windowed import STRIDE, Slot, quantiles_by_row, value_ns
 from tracer.state.request.outcome import CANCELLED, FAILED
@@ -59,10 +59,10 @@ def numbers(
     state: Fold, now: int, window_s: float, ask: Ask, engines: Sequence[EngineView]
 ) -> Numbers:
     """Everything at `now` (ns); curves and history over the window nearest to `window_s`."""
-    books = state.books
+    counters = state.counters
     text = ask.text.lower()
-    chosen = np.array([not text or group.matches(text) for group in books.groups.known])
-    rows = books.ledger.columns()
+    chosen = np.array([not text or group.matches(text) for group in counters.groups.known])
+    rows = counters.finished_table.columns()
     rows = {
         name: column[(rows["over"] <= now) & chosen[rows["group"]]] for name, column in rows.items()
     }
@@ -70,7 +70,7 @@ def numbers(
         [_window(state, now, place, ask, chosen, rows) for place in range(len(WINDOWS_S))]
     )
     place = nearest_window(window_s)
-    slot, _ = books.counts.over(now, place)
+    slot, _ = counters.counts.over(now, place)
     since = max(state.began, now - _length(WINDOWS_S[place], now))
     return Numbers(
         now=now,
@@ -87,7 +87,7 @@ def numbers(
         history=_history(state, text, since, now, engines),
         groups=int(chosen[1:].sum()),
         overflow=bool((slot.keys // (STRIDE * WIDTH) == OTHER).any()),
-        ledger_from_s=books.ledger.since(state.began),
+        ledger_from_s=counters.finished_table.since(state.began),
     )
 
 
@@ -101,26 +101,36 @@ def _length(window_s: float, now: int) -> int:
 def _window(
     state: Fold, now: int, place: int, ask: Ask, chosen: Mask, rows: dict[str, Ints]
 ) -> Window:
-    books, window_s = state.books, WINDOWS_S[place]
+    counters, window_s = state.counters, WINDOWS_S[place]
     length = _length(window_s, now)
-    slot, begin = books.counts.over(now, place)
+    slot, begin = counters.counts.over(now, place)
     span = min(length, max(0, now - state.began))
     slots_span = max(0, now - max(begin or 0, state.began))
     ended = {name: column[rows["over"] >= now - length] for name, column in rows.items()}
     series = slot.keys.astype(np.int64) // STRIDE
     everyone = np.where(chosen, 0, -1)
-    whole = _parts(books.ledger.reasons, slot, series, everyone, 1, slots_span, span, ended, ask)[0]
+    whole = _parts(
+        counters.finished_table.reasons, slot, series, everyone, 1, slots_span, span, ended, ask
+    )[0]
     if not ask.text:
         whole = _exact(state, now, length, span, place, whole)
     groups: dict[str, tuple[GroupFigures, ...]] = {}
     for dimension in ask.by if window_s in ask.grouped else ():
         names: dict[str, int] = {}
         belongs = np.full(len(chosen), -1)
-        for number, group in enumerate(books.groups.known):
+        for number, group in enumerate(counters.groups.known):
             if chosen[number] and (number != OTHER or (series // WIDTH == OTHER).any()):
                 belongs[number] = names.setdefault(getattr(group, dimension), len(names))
         parts = _parts(
-            books.ledger.reasons, slot, series, belongs, len(names), slots_span, span, ended, ask
+            counters.finished_table.reasons,
+            slot,
+            series,
+            belongs,
+            len(names),
+            slots_span,
+            span,
+            ended,
+            ask,
         )
         groups[dimension] = tuple(map(GroupFigures, names, parts))
     steps, tokens, budget = (
@@ -376,22 +386,23 @@ def _history(
 ) -> History:
     titles = {view.source: view.title for view in engines}
     best: tuple[int, str] | None = None
-    for source, track in state.books.tracks.items():
+    for source, series in state.counters.engine_series.items():
         if (
             text
             and text not in source.lower()
             and not any(
-                group.engine == source and group.matches(text) for group in state.books.groups.known
+                group.engine == source and group.matches(text)
+                for group in state.counters.groups.known
             )
         ):
             continue
-        _, columns = track.columns(since)
+        _, columns = series.columns(since)
         steps = int(columns["steps"].sum())
         if best is None or steps > best[0]:
             best = (steps, source)
     if best is None:
         return History()
-    grain, columns = state.books.tracks[best[1]].columns(since)
+    grain, columns = state.counters.engine_series[best[1]].columns(since)
     keep = columns["begin"] <= now
     columns = {name: column[keep] for name, column in columns.items()}
     means = columns["step_sum"] / np.maximum(1, columns["steps"])

@@ -103,7 +103,7 @@ class Distribution:
         return sum(self.counts)
 
 
-class Tally:
+class TotalCounters:
     """See the module. `ended` counts requests that are over by (source, route, reason)."""
 
     def __init__(self) -> None:
@@ -111,9 +111,6 @@ class Tally:
         self.distributions: dict[Key, Distribution] = {}
         self.pending: dict[int, Request] = {}
         """Requests that are over and wait to be counted, by serial."""
-        self.foretold: dict[int, Sequence[int]] = {}
-        """What a keyframe tells of some of these: how long the stages took that follow from steps
-        (`waterfall.stepped_lengths`), if nothing more comes."""
         self.routes: list[str] = []
         self.reasons: list[str] = []
         self.sources: list[str] = []
@@ -129,7 +126,7 @@ class Tally:
         lost, of which nobody tells more."""
         if request.lost:
             self.end(request)
-        elif not request.tallied:
+        elif not request.in_totals:
             self.pending[request.serial] = request
         while self.pending:
             first = next(iter(self.pending.values()))
@@ -142,20 +139,19 @@ class Tally:
     def end(self, request: Request) -> None:
         """Count how the request ended, unless it has been. Device times that come later are not in
         its stages."""
-        if request.tallied:
+        if request.in_totals:
             return
-        request.tallied = True
+        request.in_totals = True
         self.pending.pop(request.serial, None)
         self._count(request)
-        self.foretold.pop(request.serial, None)
 
-    def whole(self, now: int | None = None) -> Tally:
+    def whole(self, now: int | None = None) -> TotalCounters:
         """A copy that has those that wait to be counted too: all of them once the trace is over
         (None), before that, at `now` (ns), those that have been over for `SETTLED_NS`."""
         until = None if now is None else now - SETTLED_NS
-        made = Tally()
+        made = TotalCounters()
         made.sources, made.routes, made.reasons = [*self.sources], [*self.routes], [*self.reasons]
-        made.ended, made.foretold = dict(self.ended), self.foretold
+        made.ended = dict(self.ended)
         for key, each in self.distributions.items():
             copy = made.distribution(key)
             copy.counts, copy.total = [*each.counts], each.total
@@ -176,8 +172,7 @@ class Tally:
             self.distribution((source, route, "input", "")).add(request.prompt_tokens)
         if request.engaged:
             self.distribution((source, route, "output", "")).add(request.output_tokens)
-        foretold = self.foretold.get(request.serial) if request.asleep else None
-        for stage, length in zip(_STAGES, stage_lengths(request, foretold), strict=True):
+        for stage, length in zip(_STAGES, stage_lengths(request), strict=True):
             if length >= 0:
                 self.distribution((source, route, "stage", stage)).add(length)
 
