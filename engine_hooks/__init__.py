@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from engine_hooks.protocol.errors import UnknownEngineError
@@ -21,14 +22,14 @@ from engine_hooks.protocol.errors import UnknownEngineError
 __all__ = ["Handle", "UnknownEngineError", "attach"]
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Handle:
-    """What `attach` returns. The hooks are in until the last handle on this kind of engine is
-    detached."""
+    """A traced engine, as `attach` returns it. The hooks stay until the last handle on this kind of
+    engine is detached."""
 
-    def __init__(self, family: str, remove: Callable[[], None]) -> None:
-        self._family = family
-        self._remove = remove
-        self._attached = True
+    _family: str
+    _remove: Callable[[], None]
+    _attached: bool = True
 
     @property
     def coverage(self) -> dict[str, tuple[str, str]]:
@@ -36,14 +37,11 @@ class Handle:
         from engine_hooks.base.emitter import emitter
         from engine_hooks.protocol.stages import Stage
 
-        return {
-            Stage(n).id: (event.status, event.reason)
-            for n, event in sorted(emitter().coverage.items())
-        }
+        found = sorted(emitter().coverage.items())
+        return {Stage(n).id: (event.status, event.reason) for n, event in found}
 
     def detach(self) -> None:
-        """Take the hooks out and close the socket: the engine is as it was. Calling it again does
-        nothing."""
+        """Remove the hooks and close the socket. Does nothing the second time."""
         if self._attached:
             self._attached = False
             with _lock:
@@ -63,15 +61,13 @@ _handles: Counter[str] = Counter()
 
 
 def _family(target: Any) -> str:
-    """Top-level packages of the target's classes tell the engine; the target's own class may be the
-    user's."""
+    """Return the engine's name. The target's own class may be the user's: its bases count too."""
     for cls in type(target).__mro__:
         package = cls.__module__.partition(".")[0]
         if package in ("transformers", "vllm"):
             return package
     raise UnknownEngineError(
-        f"a {type(target).__name__} is no engine that tracer knows; it takes a transformers model "
-        "or "
+        f"a {type(target).__name__} is no engine that tracer knows; give a transformers model or "
         "ContinuousBatchingManager, or a vLLM LLM or AsyncLLM"
     )
 

@@ -9,6 +9,7 @@ waited for: the step keeps its launch times and says so. Not yet run on a GPU;
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -32,7 +33,7 @@ AT_ONCE_NS: Final = NS_PER_MS // 5
 
 
 class DeviceEvent(Protocol):
-    """What is used of `torch.cuda.Event`."""
+    """The part of `torch.cuda.Event` that is used."""
 
     def record(self, stream: Any = None) -> None: ...
     def query(self) -> bool: ...
@@ -40,24 +41,23 @@ class DeviceEvent(Protocol):
 
 
 class EventPool:
-    """Reuses device events: making one costs more than recording it. `make` returns a timing
-    event."""
+    """Reuses timing events that `make` returns: making one costs more than recording it."""
 
     def __init__(self, make: Callable[[], DeviceEvent]) -> None:
         self._make = make
         self._free: list[DeviceEvent] = []
 
-    def take(self) -> DeviceEvent:
-        """A free event, or a new one."""
+    def acquire(self) -> DeviceEvent:
         return self._free.pop() if self._free else self._make()
 
-    def give(self, used: list[DeviceEvent]) -> None:
-        """Take events back; they must not be read any more."""
+    def release(self, used: list[DeviceEvent]) -> None:
+        """Return events to the pool; they must not be read any more."""
         self._free += used
 
 
+@functools.cache
 def cuda_event_pool() -> EventPool | None:
-    """A pool of `torch.cuda.Event(enable_timing=True)`; None without CUDA."""
+    """Return a pool of `torch.cuda.Event(enable_timing=True)`; None without CUDA."""
     import torch
 
     if not torch.cuda.is_available():
@@ -73,28 +73,26 @@ class DeviceTimer:
         self._stream = stream
         self.marks: dict[str, DeviceEvent] = {}
         self.starved = False
-        """Whether the device reached `start` as soon as it was recorded (within `AT_ONCE_NS`)."""
+        """True when the device reached `start` as soon as it was recorded (within `AT_ONCE_NS`)."""
         self.waited = False
-        """Whether the host began to wait for the step before the device was through with it."""
+        """True when the host started to wait for the step before the device was through with it."""
         self.over = 0
         """When a host that had nothing to wait for saw that the device was through with it (ns),
         else 0."""
         self._recorded = 0
 
     def mark(self, part: str) -> None:
-        """Record `part` (one of `PARTS`) on the stream; the last one counts when a part comes
-        twice."""
+        """Record `part` (one of `PARTS`) on the stream; the last one counts."""
         start = self.marks.get("start")
         if start is None:
             self._recorded = now()
         elif not self.starved and now() - self._recorded < AT_ONCE_NS:
             self.starved = start.query()
-        event = self.marks.get(part) or self._pool.take()
+        event = self.marks.get(part) or self._pool.acquire()
         event.record(self._stream)
         self.marks[part] = event
 
     def wait_begins(self) -> None:
-        """The host is about to wait for the step's tokens."""
         finish = self.marks.get("finish")
         if finish is not None:
             self.waited = not finish.query()
@@ -123,18 +121,17 @@ class DeviceClock:
         whether each is sharp. All in ns."""
 
     def timer(self, stream: Any) -> DeviceTimer:
-        """For the marks of the next step on `stream`."""
         return DeviceTimer(self._pool, stream)
 
     def fill(self, timer: DeviceTimer, step: events.Step) -> None:
-        """Put the device times of `timer`'s marks into `step`, which is the stream's next one; its
-        events are free afterwards. Where they are not complete, the step says that it has launch
-        times only."""
+        """Write the device times of `timer`'s marks into `step`, which is the stream's next one;
+        its events are free afterwards. Where they are not complete, the step says that it has
+        launch times only."""
         marks, timer.marks = timer.marks, {}
         start, finish = marks.get("start"), marks.get("finish")
         if start is None or finish is None or not finish.query():
             step.timing = events.Timing.LAUNCH
-            self._pool.give(list(marks.values()))
+            self._pool.release(list(marks.values()))
             return
         started = 0 if self._last is None else self._last_at + _ns(self._last.elapsed_time(start))
         after = {part: _ns(start.elapsed_time(event)) for part, event in marks.items()}
@@ -146,16 +143,16 @@ class DeviceClock:
             (token, launched - started, over - length - started, timer.starved, timer.waited)
         )
         at = max(started + self._distance(token), step.t) - step.t
-        host_waited = step.token - step.sampled if 0 <= step.sampled <= step.token else -1
+        if step.wait < 0 and 0 <= step.sampled <= step.token:
+            step.wait = step.token - step.sampled
         for part in ("embed", "layers", "head", "logits"):
             setattr(step, part, at + after[part] if part in after else -1)
         step.sampled = at + after.get("sampled", length)
         step.timing = events.Timing.DEVICE
-        step.wait = host_waited
         if self._last is not None:
-            self._pool.give([self._last])
+            self._pool.release([self._last])
         self._last, self._last_at = marks.pop("finish"), started + length
-        self._pool.give(list(marks.values()))
+        self._pool.release(list(marks.values()))
 
     def _distance(self, at: int) -> int:
         """Host's time less device's (ns), by the bounds that are recent at `at`."""

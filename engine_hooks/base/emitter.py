@@ -1,11 +1,11 @@
-"""The one voice of a traced process: its buffer, its publisher, and the numbers it gives to
-requests."""
+"""Per-process event emitter: owns the buffer and the publisher, and assigns request keys."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import threading
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from engine_hooks.protocol import events
@@ -20,7 +20,19 @@ forgotten, which can only happen when an engine never finishes its requests."""
 
 FRONT: Final = 1
 ENGINE: Final = 2
-"""Who may be busy with a request."""
+"""The two sides that may be busy with a request."""
+
+IDS_KEPT: Final = 8_192
+"""Prompt token ids: the whole of most prompts, 32 kB of the longest."""
+
+TEXT_HEAD: Final = 24_000
+TEXT_TAIL: Final = 8_000
+"""Characters of a rendered prompt: both ends matter (system prompt, generation prompt), the middle
+least."""
+
+
+Named = Mapping[Stage, str]
+Lost = Mapping[int, tuple[str, str]]
 
 
 class Emitter:
@@ -31,11 +43,11 @@ class Emitter:
         self.emit = self.buffer.emit
         self.emit_lifecycle = self.buffer.emit_lifecycle
         self.publisher: Publisher | None = None
+        self.coverage: dict[int, events.Coverage] = {}
         self._keys: dict[str, int] = {}
         self._holders: dict[str, int] = {}
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        self.coverage: dict[int, events.Coverage] = {}
 
     def start(self, role: str, title: str) -> None:
         """Open the socket, once; later calls only change role and title."""
@@ -46,16 +58,16 @@ class Emitter:
         self.publisher.set_role(role, title)
 
     def stop(self) -> None:
-        """Say the rest and close the socket."""
+        """Flush pending events and close the socket."""
         with self._lock:
             publisher, self.publisher = self.publisher, None
         if publisher is not None:
             publisher.stop()
 
-    # --- request numbers ---
+    # --- request keys ---
 
     def key(self, rid: str) -> int:
-        """The number of the live request `rid`, a new one when it is not known yet."""
+        """Return the key of the live request `rid`, a new one when it is not known yet."""
         key = self._keys.get(rid)
         if key is not None:
             return key
@@ -68,30 +80,26 @@ class Emitter:
         return key
 
     def held(self, rid: str) -> bool:
-        """Whether a front end of this process answers the request."""
+        """True while a front end of this process answers the request."""
         return bool(self._holders.get(rid, 0) & FRONT)
 
     def known(self, rid: str) -> bool:
-        """Whether a live request has this id."""
         return rid in self._keys
 
     def hold(self, rid: str, holder: int) -> int:
-        """As `key`, and remember that `holder` (`FRONT` or `ENGINE`) is busy with the request."""
+        """Return `key(rid)`, and remember that `holder` (`FRONT` or `ENGINE`) is busy with it."""
         key = self.key(rid)
         self._holders[rid] = self._holders.get(rid, 0) | holder
         return key
 
-    def alias(self, rid: str, other: str) -> int:
-        """The live request `rid` is known as `other` too (an engine in this very process renames
-        it): its number."""
+    def alias(self, rid: str, other: str) -> None:
+        """Let the live request `rid` be known as `other` too: this process's engine renames it."""
         key = self.key(rid)
         with self._lock:
             self._keys[other] = key
-        return key
 
     def drop(self, rid: str, holder: int) -> None:
-        """`holder` is through with the request. When nobody is left its id may come again, as
-        another request."""
+        """Release `holder`'s part in a request. Without a holder its id may come again."""
         left = self._holders.get(rid, 0) & ~holder
         if left:
             self._holders[rid] = left
@@ -99,20 +107,28 @@ class Emitter:
             self._holders.pop(rid, None)
             self._keys.pop(rid, None)
 
-    def begin_anew(self) -> None:
-        """Become the emitter of a forked child: what the parent knows and has said is not this
-        process's."""
+    def reset_after_fork(self) -> None:
+        """Forget what the parent of a forked child knows and has emitted."""
         self._lock = threading.Lock()
         self._keys.clear()
         self._holders.clear()
         self.coverage.clear()
         if self.publisher is None:  # a publisher does it itself
-            self.buffer.reset()
+            self.buffer.reset(lambda: None)
 
     # --- rare events ---
 
+    def prompt(self, at: int, key: int, text: str, ids: Sequence[int]) -> None:
+        """Emit a request's prompt: text (empty when unknown) and token ids, cut when long."""
+        left_out = len(text) - TEXT_HEAD - TEXT_TAIL
+        kept = text
+        if left_out > 0:
+            kept = f"{text[:TEXT_HEAD]}\n… {left_out:,} characters …\n{text[-TEXT_TAIL:]}"
+        packed = events.pack_u32(ids[:IDS_KEPT])
+        self.emit_lifecycle(events.Prompt(at, key, kept, len(text) or -1, packed, len(ids)))
+
     def cover(self, stage: Stage, status: str, hook: str, reason: str = "") -> None:
-        """Say how `stage` is covered; only when that changed."""
+        """Emit how `stage` is covered, if that changed."""
         old = self.coverage.get(stage)
         if old is not None and (old.status, old.hook, old.reason) == (status, hook, reason):
             return
@@ -120,13 +136,22 @@ class Emitter:
         self.coverage[stage] = event
         self.emit_lifecycle(event)
 
+    def cover_all(self, paths: Named, lost: Lost, reasons: Named | None = None) -> None:
+        """Emit the coverage of the stages in `paths` (stage → where it is measured): *unavailable*
+        for those in `lost` (see `Patches.lost`) and those with a reason, else *measured*."""
+        for stage, path in paths.items():
+            if stage in lost:
+                self.cover(stage, "unavailable", *lost[stage])
+            elif reason := (reasons or {}).get(stage):
+                self.cover(stage, "unavailable", path, reason)
+            else:
+                self.cover(stage, "measured", path)
+
     def status(self, status: str, reason: str = "") -> None:
-        """Say that the engine's health changed."""
-        self.emit_lifecycle(events.EngineStatus(now(), status, reason))
+        self.emit_lifecycle(events.EngineStatus(now(), status, reason[:500]))
 
     def fault(self, hook: str, message: str, count: int, disabled: bool) -> None:
-        """Say that a hook of ours failed; the first one and the switching off are told, the rest
-        are counted."""
+        """Emit a hook's first failure and its switching off; other failures are counted."""
         if count == 1 or disabled:
             self.emit_lifecycle(events.HookFault(now(), hook, message[:300], count, disabled))
 
@@ -136,11 +161,11 @@ _instance_lock = threading.Lock()
 
 
 def emitter() -> Emitter:
-    """The emitter of this process, made at the first call."""
+    """Return the emitter of this process, made at the first call."""
     global _instance
     if _instance is None:
         with _instance_lock:
             if _instance is None:
                 _instance = Emitter()
-                os.register_at_fork(after_in_child=_instance.begin_anew)
+                os.register_at_fork(after_in_child=_instance.reset_after_fork)
     return _instance

@@ -3,7 +3,7 @@ its last.
 
 Engine-specific hooks find the request that they work for through `current` (a context variable: it
 follows the task, and the tasks that it starts) or through `Fronts.by_rid`. Counters of a stream are
-gathered here and told a few times a second.
+gathered here and emitted a few times a second.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextvars
 import os
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from engine_hooks.base.emitter import FRONT, Emitter
+from engine_hooks.base.model_name import model_name
 from engine_hooks.protocol import events
 from engine_hooks.protocol.clock import NS_PER_S, now
 from engine_hooks.protocol.stages import Stage
@@ -25,18 +27,21 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-TELL_PERIOD_NS: Final = NS_PER_S // 5
-"""How often the progress of one stream is told: often enough for text to flow on a screen."""
+REPORT_PERIOD_NS: Final = NS_PER_S // 5
+"""How often the progress of one stream is emitted: often enough for text to flow on a screen."""
 
 CLIENT_ID_LIMIT: Final = 128
 """Characters kept of an id that a client sent."""
 
 ERRORS: Final = {"/v1/responses": b'"type":"response.failed"', "/v1/messages": b'"type":"error"'}
 OTHER_ERRORS: Final = b'data: {"error"'
-"""Path → what stands in a streamed chunk that tells an error: the answer began with status 200 and
+"""Path → bytes of a streamed chunk that reports an error: the answer started with status 200 and
 cannot take that back. In a model's own text the quotes would be escaped."""
 
 _SERVER_ERROR: Final = 500
+
+_LIMITS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+"""Fields of a body that limit its output, the first one that is given."""
 
 REQUEST_ID: Final = b"x-request-id"
 TENANTS: Final = tuple(
@@ -48,54 +53,35 @@ TENANTS: Final = tuple(
 none is."""
 
 
+@dataclass(slots=True, eq=False)
 class Front:
-    """A request in the front end. Used by one event loop only."""
+    """A request in the front end. Used by one event loop only. `needle`: see
+    `TracingMiddleware.routes`."""
 
-    __slots__ = (
-        "key",
-        "rid",
-        "needle",
-        "streaming",
-        "chunks",
-        "size",
-        "tokens",
-        "work",
-        "told",
-        "told_chunks",
-        "text",
-        "text_told",
-        "handed_out",
-        "status",
-        "completed",
-        "disconnected",
-        "failed",
-        "templated",
-        "tokenised",
-        "prompt_text",
-        "size_in",
-        "route",
-    )
-
-    def __init__(self, key: int, rid: str, needle: bytes, route: str = "") -> None:
-        self.needle = needle
-        self.route = route
-        self.key = key
-        self.rid = rid
-        self.size_in = 0
-        self.streaming = -1
-        self.chunks = self.size = self.tokens = self.work = 0
-        self.told = 0
-        self.told_chunks = 0
-        self.text: list[str] = []
-        self.text_told = 0
-        self.handed_out = False
-        self.status = -1
-        self.completed = False
-        self.disconnected = False
-        self.failed = False
-        self.templated = False
-        self.tokenised = False
-        self.prompt_text = ""
+    key: int
+    rid: str
+    needle: bytes
+    route: str = ""
+    streaming: int = -1
+    chunks: int = 0
+    size: int = 0
+    tokens: int = 0
+    work: int = 0
+    size_in: int = 0
+    status: int = -1
+    started: set[Stage] = field(default_factory=set)
+    """Stages whose start was emitted."""
+    prompt_text: str = ""
+    text: list[str] = field(default_factory=list)
+    """Output that was not emitted yet."""
+    text_reported: int = 0
+    chunks_reported: int = 0
+    reported: int = 0
+    """When counters were last emitted (ns)."""
+    handed_out: bool = False
+    completed: bool = False
+    disconnected: bool = False
+    failed: bool = False
 
 
 current: contextvars.ContextVar[Front | None] = contextvars.ContextVar("tracer_front", default=None)
@@ -103,8 +89,7 @@ current: contextvars.ContextVar[Front | None] = contextvars.ContextVar("tracer_f
 
 
 def tenant_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Who a request is for, by the first of `TENANTS` that is among its headers; empty where none
-    is."""
+    """Return a request's tenant by the first of its headers in `TENANTS`; empty without one."""
     known = list(headers)
     found = next(
         (value for wanted in TENANTS for name, value in known if name.lower() == wanted), b""
@@ -113,61 +98,81 @@ def tenant_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
 
 
 class Fronts:
-    """The requests that this process's front end is answering, and what is told about them."""
+    """The requests that this process's front end is answering, and what is emitted about them."""
 
     def __init__(self, emitter: Emitter) -> None:
         self.emitter = emitter
         self.by_rid: dict[str, Front] = {}
 
-    def open(
-        self, rid: str, route: str, client_id: str, needle: bytes, at: int, tenant: str = ""
-    ) -> Front:
-        """A request's first byte is here. `needle`: see `TracingMiddleware.routes`."""
-        front = Front(self.emitter.hold(rid, FRONT), rid, needle, route)
+    def open(self, rid: str, needle: bytes, received: events.Received) -> Front:
+        """Register request `rid`, whose first byte is here, and emit `received` with its key."""
+        received.key = self.emitter.hold(rid, FRONT)
+        front = Front(received.key, rid, needle, received.route, received.streaming)
         self.by_rid[rid] = front
-        self.emitter.emit_lifecycle(events.Received(at, front.key, rid, route, client_id, tenant))
+        self.emitter.emit_lifecycle(received)
         return front
 
-    def tell(self, front: Front, at: int, *, force: bool = False) -> None:
-        """Tell the counters and the new output text, if it is time."""
-        if not force and at - front.told < TELL_PERIOD_NS:
+    def parsed(self, front: Front, given: Callable[[str], Any], *, streaming: bool) -> None:
+        """Emit the end of stage 1 and what the body asks for. `given` returns a field of the body,
+        None where it has none."""
+        at = now()
+        front.streaming = int(streaming)
+        limit = next((value for name in _LIMITS if isinstance(value := given(name), int)), -1)
+        messages = given("messages")
+        self.emitter.emit_lifecycle(events.End(at, front.key, Stage.RECEIVE, front.size_in))
+        asked = events.Params(at, front.key, front.streaming, str(given("user") or "")[:128])
+        asked.model = model_name(given("model"))
+        asked.max_tokens = limit
+        asked.messages = len(messages) if isinstance(messages, list) else -1
+        asked.logprobs = int(bool(given("logprobs")))
+        self.emitter.emit_lifecycle(asked)
+
+    def start(self, front: Front | None, stage: Stage, at: int) -> Front | None:
+        """Emit that `stage` starts and return the request; None if it has started before."""
+        if front is None or stage in front.started:
+            return None
+        front.started.add(stage)
+        self.emitter.emit_lifecycle(events.Begin(at, front.key, stage))
+        return front
+
+    def tokenised(self, front: Front, at: int, ids: Sequence[int]) -> None:
+        """Emit the end of stage 3 and the prompt, whose text is `front.prompt_text`."""
+        text, front.prompt_text = front.prompt_text, ""
+        self.emitter.emit_lifecycle(events.End(at, front.key, Stage.TOKENISE, len(ids)))
+        self.emitter.prompt(at, front.key, text, ids)
+
+    def report(self, front: Front, at: int, *, force: bool = False) -> None:
+        """Emit the counters and the new output text, if it is time."""
+        if not force and at - front.reported < REPORT_PERIOD_NS:
             return
-        front.told = at
-        if front.chunks != front.told_chunks:
-            front.told_chunks = front.chunks
-            self.emitter.emit(
-                events.Sent(at, front.key, front.chunks, front.size, front.tokens, front.work)
-            )
+        front.reported = at
+        emit = self.emitter.emit
+        if front.chunks != front.chunks_reported:
+            front.chunks_reported = front.chunks
+            emit(events.Sent(at, front.key, front.chunks, front.size, front.tokens, front.work))
         if front.text:
             text = "".join(front.text)
             front.text.clear()
-            self.emitter.emit(events.Output(at, front.key, front.text_told, text))
-            front.text_told += len(text)
+            emit(events.Output(at, front.key, front.text_reported, text))
+            front.text_reported += len(text)
 
     def handed_out(self, front: Front, at: int) -> None:
-        """The first output bytes are with the socket: stage 10 ends."""
+        """Emit the end of stage 10: the first output bytes are with the socket."""
         front.handed_out = True
         self.emitter.emit_lifecycle(events.End(at, front.key, Stage.STREAM, front.size))
 
-    def answering(self, front: Front, status: int, streaming: bool) -> None:
-        """The response's head is here: its status, and whether it is streamed. Its own word
-        outweighs what was asked for: what a route does unasked is the server's to choose."""
-        front.status = status
-        told, front.streaming = front.streaming, int(streaming)
-        if told != front.streaming and status < 400:
-            self.emitter.emit_lifecycle(events.Params(now(), front.key, front.streaming))
-
     def failed(self, front: Front, at: int, error: str) -> None:
-        """The answer breaks off."""
         front.failed = True
         self.emitter.emit_lifecycle(events.Finished(at, front.key, "failed", -1, error))
 
     def close(self, front: Front, at: int) -> None:
-        """The response is over."""
-        self.tell(front, at, force=True)
+        self.report(front, at, force=True)
         self.emitter.emit_lifecycle(
             events.Closed(at, front.key, front.status, front.size, front.disconnected)
         )
+        self.forget(front)
+
+    def forget(self, front: Front) -> None:
         self.by_rid.pop(front.rid, None)
         self.emitter.drop(front.rid, FRONT)
 
@@ -187,11 +192,8 @@ class TracingMiddleware:
         self.routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (
-            scope["type"] != "http"
-            or scope.get("method") != "POST"
-            or scope.get("path") not in self.routes
-        ):
+        http_post = scope["type"] == "http" and scope.get("method") == "POST"
+        if not http_post or scope.get("path") not in self.routes:
             await self.app(scope, receive, send)
             return
         try:
@@ -206,67 +208,64 @@ class TracingMiddleware:
                 scope, self._receive(front, receive), self._send(front, send, client_header)
             )
         except Exception as error:
-            self._raised(front, error)
+            self._guarded("raised", self._raised, front, error)
             raise
         finally:
             current.reset(token)
-            self._close(front)
+            self._guarded("close", self.fronts.close, front, now())
 
     def _open(self, scope: Scope) -> tuple[Front, Scope, bytes | None]:
-        """(front, scope with an id that is unique here, header value to answer with when ours
-        differs)."""
-        at = now()
-        headers = list(scope["headers"])
-        sent = next((value for name, value in headers if name.lower() == REQUEST_ID), None)
-        client_id = sent.decode("latin-1")[:CLIENT_ID_LIMIT] if sent else ""
-        rid = sent.decode("latin-1") if sent else ""
-        answer = None
-        if not rid or self.fronts.emitter.known(rid):
-            answer = sent
-            rid = uuid.uuid4().hex
-            headers = [pair for pair in headers if pair[0].lower() != REQUEST_ID]
-            headers.append((REQUEST_ID, rid.encode()))
-            scope = {**scope, "headers": headers}
-        path = str(scope["path"])
-        front = self.fronts.open(rid, path, client_id, self.routes[path], at, tenant_of(headers))
-        return front, scope, answer
+        """(front, scope with an id unique here, header value to answer with when ours differs)."""
+        at, path, headers = now(), str(scope["path"]), list(scope["headers"])
+        sent = next((value for name, value in headers if name.lower() == REQUEST_ID), b"")
+        client_id = sent.decode("latin-1")
+        received = events.Received(at, 0, client_id, path, client_id[:CLIENT_ID_LIMIT])
+        received.tenant = tenant_of(headers)
+        rid, scope, answer = self.identify(received, scope)
+        return self.fronts.open(rid, self.routes[path], received), scope, answer
+
+    def identify(self, received: events.Received, scope: Scope) -> tuple[str, Scope, bytes | None]:
+        """Choose the request's id, unique here: (id, scope that carries it, header value to answer
+        with when the client's differs). `received.rid` is the client's and becomes the chosen
+        one."""
+        rid = received.rid
+        if rid and not self.fronts.emitter.known(rid):
+            return rid, scope, None
+        received.rid = uuid.uuid4().hex
+        headers = [pair for pair in scope["headers"] if pair[0].lower() != REQUEST_ID]
+        headers.append((REQUEST_ID, received.rid.encode()))
+        return received.rid, {**scope, "headers": headers}, rid.encode("latin-1") or None
 
     def carries(self, front: Front, body: bytes) -> bool:
-        """Whether a streamed chunk carries output."""
+        """True when a streamed chunk carries output."""
         return front.needle in body
 
-    def _look(self, front: Front, body: bytes) -> bool:
-        """Look at what is about to be sent; whether it hands out the first token. An error is no
+    def _hands_out(self, front: Front, body: bytes) -> bool:
+        """True when `body`, which is about to be sent, hands out the first token. An error is no
         token, and nothing is handed out to a client that has gone."""
         streamed = front.streaming == 1
         if streamed and not front.failed and ERRORS.get(front.route, OTHER_ERRORS) in body:
             self.fronts.failed(front, now(), "the answer broke off with an error")
-        if (
-            front.handed_out
-            or not body
-            or front.status >= 400
-            or front.failed
-            or front.disconnected
-        ):
+        if front.handed_out or not body or front.status >= 400:
+            return False
+        if front.failed or front.disconnected:
             return False
         return self.carries(front, body) if streamed else True
 
     def _raised(self, front: Front, error: Exception) -> None:
-        """The application raised. If it had sent nothing, the server outside of us answers with
-        status 500. The error's own words stay with the engine's log: they may quote the request."""
-        try:
-            if front.status < 0:
-                front.status = _SERVER_ERROR
-            if not front.disconnected and not front.failed:
-                self.fronts.failed(front, now(), f"the application raised {type(error).__name__}")
-        except Exception as own:
-            self._fault("raised", own)
+        """Note that the application raised. If it had sent nothing, the server outside of us
+        answers with status 500. The error's own words stay with the engine's log: they may quote
+        the request."""
+        if front.status < 0:
+            front.status = _SERVER_ERROR
+        if not front.disconnected and not front.failed:
+            self.fronts.failed(front, now(), f"the application raised {type(error).__name__}")
 
-    def _close(self, front: Front) -> None:
+    def _guarded(self, place: str, ours: Callable[..., None], *args: Any) -> None:
         try:
-            self.fronts.close(front, now())
+            ours(*args)
         except Exception as error:
-            self._fault("close", error)
+            self._fault(place, error)
 
     def _fault(self, place: str, error: Exception) -> None:
         self.fronts.emitter.fault(f"http:{place}", f"{type(error).__name__}: {error}", 1, False)
@@ -290,47 +289,44 @@ class TracingMiddleware:
         async def traced(message: Message) -> None:
             kind = message["type"]
             if kind == "http.response.start":
-                try:
-                    fronts.answering(
-                        front, int(message["status"]), _is_event_stream(message.get("headers", ()))
-                    )
-                except Exception as error:
-                    self._fault("start", error)
+                self._guarded("start", self._answering, front, message)
                 if client_header is not None:
-                    headers = [
+                    kept = (
                         pair for pair in message.get("headers", ()) if pair[0].lower() != REQUEST_ID
-                    ]
-                    message = {**message, "headers": [*headers, (REQUEST_ID, client_header)]}
-                await send(message)
-                return
+                    )
+                    message = {**message, "headers": [*kept, (REQUEST_ID, client_header)]}
             if kind != "http.response.body":
                 await send(message)
                 return
             body = message.get("body", b"")
-            size = len(body)
             carries = False
             try:
-                carries = self._look(front, bytes(body))
+                carries = self._hands_out(front, bytes(body))
             except Exception as error:
                 self._fault("body", error)
-            begin = now()
+            sending = now()
             await send(message)
             at = now()
             front.chunks += 1
-            front.size += size
-            front.work += at - begin
+            front.size += len(body)
+            front.work += at - sending
             if carries:
                 fronts.handed_out(front, at)
             if not message.get("more_body", False):
                 front.completed = True
-            fronts.tell(front, at)
+            fronts.report(front, at)
 
         return traced
 
-
-def _is_event_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether a response is streamed, by its content type."""
-    return any(
-        name.lower() == b"content-type" and value.startswith(b"text/event-stream")
-        for name, value in headers
-    )
+    def _answering(self, front: Front, message: Message) -> None:
+        """Note the response's head. Streaming by its own word outweighs what was asked for: a route
+        may stream unasked."""
+        streaming = any(
+            name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+            for name, value in message.get("headers", ())
+        )
+        front.status = int(message["status"])
+        asked, front.streaming = front.streaming, int(streaming)
+        if asked != front.streaming and front.status < 400:
+            params = events.Params(now(), front.key, front.streaming)
+            self.fronts.emitter.emit_lifecycle(params)

@@ -2,8 +2,8 @@
 head.
 
 They stamp the step that is being launched and nothing else. Under CUDA graphs or `torch.compile`
-Python hooks do not run (or would break the compilation), so they are not put in at all and the pass
-stays one span.
+Python hooks do not run (or would break the compilation), so they are not installed at all and the
+pass stays one span.
 """
 
 from __future__ import annotations
@@ -12,25 +12,16 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from engine_hooks.base.device_timer import DeviceTimer
+from engine_hooks.protocol import events
 from engine_hooks.protocol.clock import now
 
 
-class StepTimer(Protocol):
-    """Takes the device's time at the parts of a step."""
-
-    def mark(self, part: str) -> None: ...
-
-
 class MarkedStep(Protocol):
-    """A step whose parts are stamped; times are monotonic ns."""
+    """A step whose parts are stamped, and its timer on a device."""
 
-    embed: int
-    layers: int
-    head: int
-    logits: int
-
-    @property
-    def device(self) -> StepTimer | None: ...
+    event: events.Step
+    device: DeviceTimer | None
 
 
 class ModuleMarks:
@@ -46,16 +37,15 @@ class ModuleMarks:
         self._install(model)
 
     def enter(self, step: MarkedStep) -> None:
-        """The forward pass of `step` begins on this thread."""
+        """Start stamping `step`, whose forward pass runs on this thread."""
         self._thread = threading.get_ident()
         self.step = step
 
     def leave(self) -> None:
-        """The forward pass is launched."""
+        """Stop stamping: the forward pass is launched."""
         self.step = None
 
     def remove(self) -> None:
-        """Take the hooks out."""
         while self._handles:
             self._handles.pop().remove()
 
@@ -66,62 +56,43 @@ class ModuleMarks:
         if embedding is None:
             self.missing["embed"] = "the model names no input embedding"
         else:
-            self._handles.append(embedding.register_forward_pre_hook(self._pre("embed")))
+            self._handles.append(embedding.register_forward_pre_hook(self._stamping("embed")))
         if layers is None:
             self.missing["layers"] = "the decoder layers were not found"
         else:
-            self._handles.append(layers[0].register_forward_pre_hook(self._pre("layers")))
-            self._handles.append(layers[-1].register_forward_hook(self._post("head")))
+            self._handles.append(layers[0].register_forward_pre_hook(self._stamping("layers")))
+            self._handles.append(layers[-1].register_forward_hook(self._stamping("head")))
         if head is None:
             self.missing["logits"] = "the model names no output embedding"
         else:
-            self._handles.append(head.register_forward_hook(self._post("logits")))
+            self._handles.append(head.register_forward_hook(self._stamping("logits")))
 
-    def _stamp(self, part: str) -> None:
-        step = self.step
-        if step is None or threading.get_ident() != self._thread:
-            return
-        try:
-            setattr(step, part, now())
-            if step.device is not None:
-                step.device.mark(part)
-        except Exception as error:
-            self._on_fault(f"module:{part}", error)
-
-    def _pre(self, part: str) -> Callable[..., None]:
-        def hook(_module: Any, _args: Any) -> None:
-            if self.step is not None:
-                self._stamp(part)
-
-        return hook
-
-    def _post(self, part: str) -> Callable[..., None]:
-        def hook(_module: Any, _args: Any, _output: Any) -> None:
-            if self.step is not None:
-                self._stamp(part)
+    def _stamping(self, part: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            step = self.step
+            if step is None or threading.get_ident() != self._thread:
+                return
+            try:
+                setattr(step.event, part, now() - step.event.t)
+                if step.device is not None:
+                    step.device.mark(part)
+            except Exception as error:
+                self._on_fault(f"module:{part}", error)
 
         return hook
 
 
 def _call(model: Any, name: str) -> Any:
-    method = getattr(model, name, None)
-    if method is None:
-        return None
     try:
-        return method()
+        return getattr(model, name)()
     except (NotImplementedError, AttributeError):
         return None
 
 
 def decoder_layers(model: Any) -> Any:
-    """The decoder layers: the outermost module list that is as long as the config says. None if
-    there is none."""
+    """Return the outermost module list as long as the config says; None if there is none."""
     config = getattr(model, "config", None)
-    text_config = (
-        config.get_text_config()
-        if config is not None and hasattr(config, "get_text_config")
-        else config
-    )
+    text_config = getattr(config, "get_text_config", lambda: config)()
     count = getattr(text_config, "num_hidden_layers", 0)
     for module in model.modules():
         if type(module).__name__ == "ModuleList" and len(module) == count and count > 0:

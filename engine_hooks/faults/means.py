@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 CHUNK_S: Final = 0.020
@@ -25,8 +26,7 @@ Around = Callable[..., Any]
 
 
 class Gate:
-    """Closed until `after` seconds have passed since it was first asked; says on stderr when it
-    opens."""
+    """Closed until `after` seconds after the first call; reports its opening on stderr."""
 
     def __init__(self, after: float) -> None:
         self.after = after
@@ -35,7 +35,6 @@ class Gate:
         self._lock = threading.Lock()
 
     def __call__(self) -> bool:
-        """Whether the fault has begun."""
         if self._open:
             return True
         now = time.monotonic()
@@ -50,43 +49,89 @@ class Gate:
         return True
 
 
-def wrap(gate: Gate, module: str, owner: str, name: str, around: Around) -> None:
-    """Replace a function or method by ``around(original, *args, **kwargs)``, once the gate is
-    open."""
-    place: Any = importlib.import_module(module)
-    if owner:
-        place = getattr(place, owner)
-    original = getattr(place, name)
+def wrap(gate: Gate, path: str, around: Around) -> None:
+    """Replace the function at ``module:Class.method`` by ``around(original, *args, **kwargs)``,
+    once the gate is open. Raises ImportError or AttributeError."""
+    module, _, attributes = path.partition(":")
+    *owners, name = attributes.split(".")
+    owner = functools.reduce(getattr, owners, importlib.import_module(module))
+    original = getattr(owner, name)
 
     @functools.wraps(original)
     def faulty(*args: Any, **kwargs: Any) -> Any:
         return around(original, *args, **kwargs) if gate() else original(*args, **kwargs)
 
-    setattr(place, name, faulty)
+    setattr(owner, name, faulty)
 
 
-def busy(seconds: float, work: Callable[[], object]) -> None:
-    """Work for so long."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        work()
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault of one engine. `after`: the engine's module after whose import the fault goes in;
+    `places`: the functions that it changes, of which not every build has all; `around` is called
+    in their place."""
+
+    after: str
+    places: tuple[str, ...]
+    around: Around
+
+    def install(self, gate: Gate) -> None:
+        """Change the places that are there. Raises ImportError or AttributeError when none is."""
+        missing = 0
+        for path in self.places:
+            try:
+                wrap(gate, path, self.around)
+            except (ImportError, AttributeError):
+                missing += 1
+                if missing == len(self.places):
+                    raise
 
 
-def stalling() -> Around:
-    """A callback that blocks its thread now and then."""
-    last = [time.monotonic()]
+def slowed(seconds: Callable[..., float]) -> Around:
+    """Python work before the function, for `seconds(*args, **kwargs)`."""
 
     def around(original: Around, *args: Any, **kwargs: Any) -> Any:
-        if time.monotonic() - last[0] > STALL_EVERY_S:
-            time.sleep(STALL_S)
-            last[0] = time.monotonic()
+        busy(seconds(*args, **kwargs), lambda: repr(kwargs))
         return original(*args, **kwargs)
 
     return around
 
 
+def busy(seconds: float, work: Callable[[], object]) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        work()
+
+
+def slow_sampling(original: Around, runner: Any, scores: Any, *args: Any, **kwargs: Any) -> Any:
+    """A logits processor that sorts the vocabulary again and again, like a bad grammar."""
+    if scores is not None:
+        busy(SORT_S, lambda: scores.sort(dim=-1))
+    return original(runner, scores, *args, **kwargs)
+
+
+def stalling() -> Around:
+    """A callback that blocks its thread now and then: no step runs meanwhile."""
+    last = time.monotonic()
+
+    def around(original: Around, *args: Any, **kwargs: Any) -> Any:
+        nonlocal last
+        if time.monotonic() - last > STALL_EVERY_S:
+            time.sleep(STALL_S)
+            last = time.monotonic()
+        return original(*args, **kwargs)
+
+    return around
+
+
+def doubling(original: Around, *args: Any, **kwargs: Any) -> Any:
+    """A rendered prompt starts with its first special token twice."""
+    return doubled(original(*args, **kwargs))
+
+
 def doubled(text: Any) -> Any:
-    """A rendered prompt with its first special token written twice."""
+    """Return a rendered prompt (or several) with its first special token written twice."""
+    if isinstance(text, tuple):
+        return (doubled(text[0]), *text[1:])
     if isinstance(text, list):
         return [doubled(item) for item in text]
     if isinstance(text, str) and text.startswith("<|") and "|>" in text:
@@ -95,14 +140,11 @@ def doubled(text: Any) -> Any:
 
 
 def crowding() -> Around:
-    """Other programs that keep the cores busy: two for each, from the first call on, until this
-    process has ended."""
-    there: list[object] = []
+    """Other programs keep the cores busy, two for each, until this process has ended."""
+    start = functools.cache(_hogs)
 
     def around(original: Around, *args: Any, **kwargs: Any) -> Any:
-        if not there:
-            there.append(None)
-            _hogs()
+        start()
         return original(*args, **kwargs)
 
     return around
@@ -119,12 +161,8 @@ _HOG: Final = (
 
 
 def _hogs() -> None:
-    """Twice as many busy programs as there are cores; they end with this process."""
-    quiet = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("TRACER", "PYTHONPATH"))
-    }
+    ours = ("TRACER", "PYTHONPATH")
+    quiet = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
     for _ in range(2 * len(os.sched_getaffinity(0))):
         subprocess.Popen(
             [sys.executable, "-S", "-c", _HOG, str(os.getpid())],

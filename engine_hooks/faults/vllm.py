@@ -1,45 +1,40 @@
 """The faults of the lab inside vLLM's processes; see `injection`.
 
-They go in when vLLM loads its plugins, in every process and before the tracing hooks do. Which
-process a changed place is used in is vLLM's business: the detokeniser and the template in the API
-server, the sampler and the callback in the engine core.
+They are installed when vLLM loads its plugins, in every process and before the tracing hooks are.
+Which process a changed place is used in is vLLM's business: the detokeniser and the template in the
+API server, the sampler and the callback in the engine core.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any, Final
 
-from engine_hooks.faults.means import (
-    CHUNK_S,
-    DECODE_S,
-    SORT_S,
-    Around,
-    Gate,
-    busy,
-    crowding,
-    doubled,
-    stalling,
-    wrap,
-)
+from engine_hooks.faults import means
+from engine_hooks.faults.means import Fault
 
 PLUGINS: Final = "vllm.plugins"
 """The module after whose import they go in, as `inject.WATCHED` names it."""
 
-CORE: Final = "vllm.v1.engine.core"
-RUNNERS: Final = (
-    ("vllm.v1.worker.gpu_model_runner", "_sample"),
-    ("vllm.v1.worker.gpu.model_runner", "sample"),
+_STEP: Final = "vllm.v1.engine.core:EngineCore.post_step"
+_UPDATE: Final = "vllm.v1.engine.detokenizer:BaseIncrementalDetokenizer.update"
+_RUNNERS: Final = (
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.sample",
 )
-"""Module and sampling method of both model runners, whose first argument is a matrix of a row for
-each sequence. They are not used for the dummy batches of a start, as the sampler is: a fault that
-begins half-way counts from the first request."""
+"""Sampling methods of both model runners, whose first argument is a matrix of a row for each
+sequence. They are not used for the dummy batches of a start, as the sampler is: a fault that starts
+half-way counts from the first request."""
+
+_SENDERS: Final = (
+    "uvicorn.protocols.http.httptools_impl:RequestResponseCycle.send",
+    "uvicorn.protocols.http.h11_impl:RequestResponseCycle.send",
+)
 
 
-def before_plugins(put: Callable[[], None]) -> None:
-    """Call `put` once in this process, when vLLM begins to load its plugins: all that it changes
-    can be imported then, and the hooks, which are a plugin, are not in yet."""
+def before_plugins(install: Callable[[], None]) -> None:
+    """Call `install` once in this process, when vLLM starts to load its plugins: all that a fault
+    changes can be imported then, and the hooks, which are a plugin, are not installed yet."""
     import vllm.plugins as loader
 
     original = loader.load_general_plugins
@@ -48,90 +43,29 @@ def before_plugins(put: Callable[[], None]) -> None:
     def load_general_plugins() -> None:
         if not done:
             done.append(None)
-            put()
+            install()
         original()
 
     load_general_plugins.__doc__ = original.__doc__
     loader.load_general_plugins = load_general_plugins
 
 
-def _slow_sampler(gate: Gate) -> None:
-    """A logits processor that sorts the whole vocabulary again and again."""
-
-    def around(original: Around, runner: Any, scores: Any, *args: Any, **kwargs: Any) -> Any:
-        if scores is not None:
-            busy(SORT_S, lambda: scores.sort(dim=-1))
-        return original(runner, scores, *args, **kwargs)
-
-    def put() -> None:
-        for module, name in RUNNERS:
-            with contextlib.suppress(ImportError, AttributeError):  # not every build has both
-                wrap(gate, module, "GPUModelRunner", name, around)
-
-    before_plugins(put)
+def _whole_output(detokeniser: Any, *_: Any, **__: Any) -> float:
+    """As if the whole output were decoded again for each token: the work grows with its length."""
+    return means.DECODE_S * float(detokeniser.num_output_tokens())
 
 
-def _slow_detokenise(gate: Gate) -> None:
-    """The whole output is decoded again for each token: the work grows with its length."""
-
-    def around(original: Around, detokeniser: Any, *args: Any, **kwargs: Any) -> Any:
-        busy(
-            DECODE_S * detokeniser.num_output_tokens(),
-            lambda: "".join(map(str, detokeniser.token_ids)),
-        )
-        return original(detokeniser, *args, **kwargs)
-
-    before_plugins(
-        lambda: wrap(
-            gate, "vllm.v1.engine.detokenizer", "BaseIncrementalDetokenizer", "update", around
-        )
-    )
+def _each_chunk(_cycle: Any, message: Any) -> float:
+    """As if something on the way of each chunk took its time: a logger of the HTTP server."""
+    sent = message.get("type") == "http.response.body" and message.get("body")
+    return means.CHUNK_S if sent else 0.0
 
 
-def _slow_stream(gate: Gate) -> None:
-    """Something on the way of each chunk takes its time on the event loop: a logger of the HTTP
-    server."""
-
-    def around(original: Around, cycle: Any, message: Any) -> Any:
-        if message.get("type") == "http.response.body" and message.get("body"):
-            busy(CHUNK_S, lambda: repr(message))
-        return original(cycle, message)
-
-    def put() -> None:
-        for module in ("httptools_impl", "h11_impl"):
-            with contextlib.suppress(ImportError):  # uvicorn takes what is installed
-                wrap(
-                    gate, f"uvicorn.protocols.http.{module}", "RequestResponseCycle", "send", around
-                )
-
-    before_plugins(put)
-
-
-def _stalled_callback(gate: Gate) -> None:
-    """A callback of the engine core blocks now and then: no step runs meanwhile."""
-    before_plugins(lambda: wrap(gate, CORE, "EngineCore", "post_step", stalling()))
-
-
-def _doubled_bos(gate: Gate) -> None:
-    """The rendered prompt begins with its first special token twice."""
-
-    def around(original: Around, *args: Any, **kwargs: Any) -> Any:
-        return doubled(original(*args, **kwargs))
-
-    before_plugins(lambda: wrap(gate, "vllm.renderers.hf", "", "safe_apply_chat_template", around))
-
-
-def _crowded(gate: Gate) -> None:
-    """Other programs, from the first step on."""
-    before_plugins(lambda: wrap(gate, CORE, "EngineCore", "post_step", crowding()))
-
-
-FAULTS: Final[dict[str, tuple[str, Callable[[Gate], None]]]] = {
-    "slow-sampler": (PLUGINS, _slow_sampler),
-    "slow-detokenise": (PLUGINS, _slow_detokenise),
-    "slow-stream": (PLUGINS, _slow_stream),
-    "stalled-callback": (PLUGINS, _stalled_callback),
-    "doubled-bos": (PLUGINS, _doubled_bos),
-    "cpu-oversubscription": (PLUGINS, _crowded),
+FAULTS: Final = {
+    "slow-sampler": Fault(PLUGINS, _RUNNERS, means.slow_sampling),
+    "slow-detokenise": Fault(PLUGINS, (_UPDATE,), means.slowed(_whole_output)),
+    "slow-stream": Fault(PLUGINS, _SENDERS, means.slowed(_each_chunk)),
+    "stalled-callback": Fault(PLUGINS, (_STEP,), means.stalling()),
+    "doubled-bos": Fault(PLUGINS, ("vllm.renderers.hf:safe_apply_chat_template",), means.doubling),
+    "cpu-oversubscription": Fault(PLUGINS, (_STEP,), means.crowding()),
 }
-"""Fault → (module after whose import it goes in, how)."""

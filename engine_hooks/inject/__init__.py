@@ -1,9 +1,9 @@
 """How `tracer run -- CMD` reaches an unmodified engine.
 
 The child gets an environment in which Python finds our `sitecustomize` first. That installs a
-finder that waits for the modules of a known engine to be imported and then puts the hooks in. Until
-such a module is imported nothing else of ours is loaded: a child that is no engine (pip, a shell's
-helper) opens no socket and pays about a millisecond.
+finder that waits for the modules of a known engine to be imported and then installs the hooks.
+Until such a module is imported nothing else of ours is loaded: a child that is no engine (pip, a
+shell's helper) opens no socket and pays about a millisecond.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib.abc
 import importlib.machinery
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import Final
@@ -32,7 +32,7 @@ WATCHED: Final[dict[str, tuple[str, str]]] = {
 
 
 class _Watcher(importlib.abc.MetaPathFinder):
-    """Lets the other finders find a watched module and calls us once it was executed."""
+    """Lets the other finders find a watched module, and its loader call our installer."""
 
     def __init__(self) -> None:
         self._inside: set[str] = set()
@@ -71,8 +71,7 @@ class _Loader(importlib.abc.Loader):
 
 
 def call_installer(watched: str) -> None:
-    """Put the hooks of one watched module in; what goes wrong is said on stderr and the engine goes
-    on.
+    """Install the hooks of one watched module. Errors go to stderr, and the engine goes on.
 
     vLLM imports transformers for its tokenisers and configurations, generation included: that is no
     engine of its own.
@@ -84,8 +83,7 @@ def call_installer(watched: str) -> None:
         # the fault lab: an engine that has a fault, around which the hooks go
         if os.environ.get(FAULT):
             import_module("engine_hooks.faults.injection").inject(watched)
-        installer: Callable[[], None] = getattr(import_module(module_name), function_name)
-        installer()
+        getattr(import_module(module_name), function_name)()
     except Exception as error:
         sys.stderr.write(f"tracer: hooks for {watched} are off: {type(error).__name__}: {error}\n")
 

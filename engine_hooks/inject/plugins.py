@@ -1,4 +1,4 @@
-"""What an engine's own plugin mechanism calls in each of its processes."""
+"""Entry points that an engine's own plugin mechanism calls in each of its processes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from engine_hooks.vllm import plugin
 
 
 def register_vllm() -> None:
-    """Put the hooks in (``vllm.general_plugins``). Does nothing unless ``TRACER=1``; never
-    raises."""
+    """Install the hooks (``vllm.general_plugins``), if ``TRACER=1``. Never raises."""
     if os.environ.get(ON) != "1":
         return
     try:

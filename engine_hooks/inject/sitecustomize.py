@@ -1,8 +1,8 @@
 """Found by Python at start-up when `tracer run` puts this folder on PYTHONPATH: switches the hooks
 on.
 
-It must never break the program that it enters: without tracer in this environment it says so once
-on stderr and does nothing. Another `sitecustomize` further down the path is run as well, as if this
+The program that is entered must never break: without tracer in its environment, one line on stderr
+says so, and that is all. Another `sitecustomize` further down the path is run as well, as if this
 one were not there.
 """
 

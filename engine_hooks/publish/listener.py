@@ -19,8 +19,7 @@ from engine_hooks.publish.viewer_queue import identity
 
 
 class Listener:
-    """A listening socket in `directory` (the default one when None). `path` is None while there is
-    none."""
+    """A listening socket in `directory`. `path` is None while there is none."""
 
     def __init__(self, directory: Path | None = None) -> None:
         self.path: Path | None = None
@@ -30,26 +29,21 @@ class Listener:
         self._path_identity: tuple[int, int] | None = None
 
     def open(self, token: str) -> socket.socket:
-        """Make the socket, named after this process and `token`. Raises SocketError when that
-        cannot be."""
+        """Make the socket, named after this process and `token`. Raises SocketError."""
         self.close()
         self.socket, self.path = listen(self._directory or default_directory(), os.getpid(), token)
-        self._socket_identity = identity(self.socket)
-        self._path_identity = _identity_of(self.path)
+        self._socket_identity = identity(self.socket.fileno())
+        self._path_identity = identity(self.path)
         return self.socket
 
     @property
     def intact(self) -> bool:
-        """Whether it listens, and its path leads to it."""
-        return (
-            self.path is not None
-            and self._owned()
-            and _identity_of(self.path) == self._path_identity
-        )
+        """True while the socket listens and its path leads to it."""
+        return self._owned() and identity(self.path) == self._path_identity
 
     def accept(self) -> socket.socket | None:
-        """A viewer's connection, non-blocking; None when there is none after all, or it is another
-        user's.
+        """Return a viewer's connection, non-blocking; None when there is none after all, or it is
+        another user's.
 
         Raises OSError when the system has no room for one, or the socket is no longer ours.
         """
@@ -71,25 +65,17 @@ class Listener:
         listener, self.socket = self.socket, None
         if listener is None:
             return
-        if self._socket_identity != identity(listener):
+        path, self.path = self.path, None
+        if self._socket_identity != identity(listener.fileno()):
             listener.detach()
-        else:
-            if remove:
-                if self.path is not None and _identity_of(self.path) == self._path_identity:
-                    with contextlib.suppress(OSError):
-                        self.path.unlink()
-                with contextlib.suppress(OSError):
-                    listener.shutdown(socket.SHUT_RDWR)
-            listener.close()
-        self.path = None
+            return
+        if remove:
+            with contextlib.suppress(OSError):
+                if path is not None and identity(path) == self._path_identity:
+                    path.unlink()
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
 
     def _owned(self) -> bool:
-        return self.socket is not None and identity(self.socket) == self._socket_identity
-
-
-def _identity_of(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+        return self.socket is not None and identity(self.socket.fileno()) == self._socket_identity

@@ -1,11 +1,11 @@
-"""Engine side: one quiet thread that carries events from the buffer to whoever looks.
+"""Engine side: one quiet thread that carries events from the buffer to the viewers.
 
-It drains the buffer up to 20 times a second, remembers what a late viewer must be told
+The thread drains the buffer up to 20 times a second, remembers what a late viewer must know
 (`engine_hooks.protocol.attach_state`) and sends frames to the viewers on a unix socket
 (`engine_hooks.protocol.sockets`) without ever waiting for one of them
-(`engine_hooks.publish.viewer_queue`). Without a viewer nothing is encoded. It shares the
-interpreter lock with the engine, so everything here is counted in microseconds a second; and it may
-not harm the engine, so whatever fails is caught, counted and left in `error`.
+(`engine_hooks.publish.viewer_queue`). Without a viewer nothing is encoded. The interpreter lock is
+shared with the engine, so everything here is counted in microseconds a second; and nothing may harm
+the engine, so whatever fails is caught and left in `error`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, Final
 import msgspec
 
 from engine_hooks.protocol import __version__
-from engine_hooks.protocol.attach_state import Retained
+from engine_hooks.protocol.attach_state import AttachState
 from engine_hooks.protocol.clock import ClockAnchor, boot_id, now
 from engine_hooks.protocol.environment import RECORD, RUN
 from engine_hooks.protocol.events import SCHEMA_VERSION, Event, Header, Heartbeat, HookFault
@@ -35,16 +35,19 @@ from engine_hooks.protocol.frames import Hello, encode, encode_events
 from engine_hooks.protocol.sockets import SocketError, new_token
 from engine_hooks.publish.buffer import EventBuffer
 from engine_hooks.publish.listener import Listener
-from engine_hooks.publish.viewer_queue import Outbox
+from engine_hooks.publish.viewer_queue import ViewerQueue
 
 PERIOD: Final = 0.05
-"""Seconds between drains while someone looks: twice the screen's rate."""
+"""Seconds between drains while a viewer is attached: twice the screen's rate."""
 
 IDLE_PERIOD: Final = 0.1
-"""Seconds between drains while someone looks and nothing has happened for a second."""
+"""Seconds between drains while a viewer is attached and nothing has happened for `IDLE_AFTER`."""
+
+IDLE_AFTER: Final = 1.0
+"""Seconds without an event after which an engine counts as idle."""
 
 UNSEEN_PERIOD: Final = 0.25
-"""Seconds between drains while nobody looks: the buffer holds many times that."""
+"""Seconds between drains while no viewer is attached: the buffer holds many times that."""
 
 MAX_VIEWERS: Final = 32
 """Viewers at once; a further one is turned away."""
@@ -62,60 +65,51 @@ _STALLED: Final = 0.25
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 Consumer = Callable[[int, list[Event]], None]
-"""Gets each drain: the sequence number of the first event, and the events."""
+"""Called with each drain: the sequence number of the first event, and the events."""
 
 
 class Publisher:
     """Serves the events of one buffer to viewers.
 
-    `role` and `title` go into the header (`Header`); `directory` holds the socket, the default one
-    when None; `run` names the `tracer run` behind it. `header` says who speaks, `path` where (None
-    while there is no socket), `error` is one line about what failed last, empty when nothing did.
+    `role` and `title` go into the `header`; `directory` holds the socket, the default one when
+    None. `error` is one line about what failed last, empty when nothing did.
     """
 
     def __init__(
-        self,
-        buffer: EventBuffer,
-        *,
-        role: str,
-        title: str,
-        directory: Path | None = None,
-        run: str = "",
+        self, buffer: EventBuffer, *, role: str, title: str, directory: Path | None = None
     ) -> None:
         self.error = ""
         self._buffer = buffer
         self._listener = Listener(directory)
         self._consumers: list[Consumer] = []
         self._stopping = False
-        self._begin_anew(role, title, run)
+        self._reset(role, title)
 
-    def _begin_anew(self, role: str, title: str, run: str) -> None:
-        """State of a process in which nothing runs yet."""
+    def _reset(self, role: str, title: str) -> None:
         self._token = new_token()
-        self.header = _header(role, title, run, self._token)
+        self.header = _header(role, title, self._token)
         # held while the thread works, so that a fork or `stop` finds nothing half done
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._door: socket.socket | None = None
-        """The listening socket while it is looked after by the selector."""
+        self._listening: socket.socket | None = None
+        """The listening socket while the selector has it."""
         # has no descriptor of its own that a daemon could close
         self._selector = selectors.PollSelector()
-        self._viewers: list[Outbox] = []
-        self._fresh: list[Outbox] = []
-        self._retained = Retained()
+        self._viewers: list[ViewerQueue] = []
+        self._attach_state = AttachState()
         self._next_seq = 0
-        self._told = self.header
+        self._sent_header = self.header
         self._last_event = 0.0
         self._next_drain = 0.0
         self._next_beat = 0.0
         self._next_listen = 0.0
-        self._guarded(self._record)
+        if os.environ.get(RECORD):
+            self._guarded(self._record)
 
     # --- for the engine's side --------------------------------------------------------------------
 
     def start(self) -> None:
-        """Make the socket and start the thread. Does nothing the second time. Never raises: see
-        `error`."""
+        """Make the socket and start the thread, once. Never raises: see `error`."""
         with self._lock:
             if self._thread is not None or self._stopping:
                 return
@@ -142,10 +136,10 @@ class Publisher:
             if self._thread is not None:
                 self._guarded(self._beat)
                 self._guarded(self._drain)
-                # who knocked a moment ago is let in for the last words
+                # a viewer that connected a moment ago gets the last events too
                 self._guarded(self._accept, 0)
                 self._guarded(self._flush_all, deadline)
-            self._tell_consumers("close")
+            self._call_consumers("close")
             self._close_sockets(remove=True)
             with contextlib.suppress(ValueError):
                 _published.remove(self)
@@ -156,23 +150,21 @@ class Publisher:
             thread.join(max(0.0, min(deadline - time.monotonic(), _STALLED)))
 
     def set_role(self, role: str, title: str) -> None:
-        """Say what this process turned out to be; viewers that are attached are told too."""
+        """Set what this process turned out to be; attached viewers get the new header."""
         self.header = msgspec.structs.replace(self.header, role=role, title=title)
 
     def add_consumer(self, consumer: Consumer) -> None:
-        """Hand every further drain to `consumer` as well, in the publisher's thread. One that
-        raises is let go."""
+        """Hand every drain to `consumer` too, on the publisher's thread, until it raises."""
         self._consumers = [*self._consumers, consumer]
 
     @property
     def path(self) -> Path | None:
-        """Where the socket is."""
+        """Path of the socket, None while there is none."""
         return self._listener.path
 
     @property
     def viewers(self) -> int:
-        """How many viewers are attached."""
-        return len(self._viewers) + len(self._fresh)
+        return len(self._viewers)
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -193,25 +185,20 @@ class Publisher:
                 moment = time.monotonic()
                 if moment >= self._next_drain:
                     self._guarded(self._tick, moment)
-                    self._next_drain = time.monotonic() + self._period(moment)
+                    watched = bool(self._viewers or self._consumers)
+                    pause = drain_period(watched=watched, idle=moment - self._last_event)
+                    self._next_drain = time.monotonic() + pause
 
     def _guarded(self, work: Callable[..., object], *arguments: Any) -> None:
+        # nothing that fails here may reach the engine, or end the thread
         try:
             work(*arguments)
-        except (
-            Exception
-        ) as error:  # nothing that fails here may reach the engine, or end the thread
+        except Exception as error:
             self._note(error)
 
     def _note(self, error: Exception) -> None:
-        self.error = (
-            str(error) if isinstance(error, SocketError) else f"{type(error).__name__}: {error}"
-        )
-
-    def _period(self, moment: float) -> float:
-        if not (self._viewers or self._fresh or self._consumers):
-            return UNSEEN_PERIOD
-        return IDLE_PERIOD if moment - self._last_event > 1.0 else PERIOD
+        kind = "" if isinstance(error, SocketError) else f"{type(error).__name__}: "
+        self.error = f"{kind}{error}"
 
     def _tick(self, moment: float) -> None:
         if moment >= self._next_beat:
@@ -220,16 +207,13 @@ class Publisher:
             self._beat()
         elif self._buffer.pending:
             self._last_event = moment
-        if self._buffer.pending or self._fresh:
+        if self._buffer.pending:
             self._drain()
-        if self._told is not self.header:
-            self._told = self.header
+        if self._sent_header is not self.header:
+            self._sent_header = self.header
             for viewer in self._viewers:
-                viewer.put_first([encode(Hello(self.header))])
-        for viewer in self._fresh:
-            self._guarded(self._tell_all, viewer)
-        self._viewers += self._fresh
-        self._fresh = []
+                viewer.append_first([encode(Hello(self.header))])
+        self._guarded(self._attach_new)
         for viewer in list(self._viewers):
             self._flush(viewer)
 
@@ -238,11 +222,11 @@ class Publisher:
         self._next_seq = first + len(events)
         if not events:
             return
-        self._guarded(self._retained.observe, events, now())
-        if self._viewers:
-            frames = _frames(first, events)
-            for viewer in self._viewers:
-                viewer.put(frames)
+        self._guarded(self._attach_state.observe, events, now())
+        attached = [viewer for viewer in self._viewers if viewer.attached]
+        frames = _frames(first, events) if attached else []
+        for viewer in attached:
+            viewer.append(frames)
         for consumer in self._consumers:
             try:
                 consumer(first, events)
@@ -251,7 +235,7 @@ class Publisher:
                 self._consumers = [other for other in self._consumers if other is not consumer]
 
     def _beat(self) -> None:
-        stamp, last = now(), self._retained.last_step
+        stamp, last = now(), self._attach_state.last_step
         beat = Heartbeat(
             stamp, time.process_time_ns(), _resident(), self._buffer.dropped, self._buffer.emitted
         )
@@ -259,24 +243,22 @@ class Publisher:
         beat.threads = threading.active_count()
         self._buffer.emit(beat)
 
-    # --- recording --------------------------------------------------------------------------------
+    # --- consumers --------------------------------------------------------------------------------
 
     def _record(self) -> None:
-        """Record what is drained, if the environment of this process asks for it."""
-        if os.environ.get(RECORD):
-            # nothing of it is loaded otherwise
-            from engine_hooks.publish.engine_recording import from_environment
+        """Record what is drained, as the environment of this process asks."""
+        # imported where it is used: most processes never do
+        from engine_hooks.publish.engine_recording import from_environment
 
-            recording = from_environment(lambda: self.header, self._recording_failed)
-            if recording is not None:
-                self.add_consumer(recording)
+        def failed(sentence: str) -> None:
+            self._buffer.emit_lifecycle(HookFault(now(), "recording", sentence, 1, True))
 
-    def _recording_failed(self, sentence: str) -> None:
-        self._buffer.emit_lifecycle(HookFault(now(), "recording", sentence, 1, True))
+        recording = from_environment(lambda: self.header, failed)
+        if recording is not None:
+            self.add_consumer(recording)
 
-    def _tell_consumers(self, what: str) -> None:
-        """Call `what` of the consumers that have it: ``close`` at the end, ``abandon`` in a forked
-        child."""
+    def _call_consumers(self, what: str) -> None:
+        """Call ``close`` or, in a forked child, ``abandon`` of the consumers that have it."""
         for consumer in self._consumers:
             self._guarded(getattr(consumer, what, lambda: None))
 
@@ -286,38 +268,42 @@ class Publisher:
         try:
             connection = self._listener.accept()
         except OSError as error:
-            # Out of descriptors, say: leave the door alone for a while, or it would ring for ever.
+            # Out of descriptors, say: leave the socket alone for a while, or the selector would
+            # report it for ever.
             self._note(error)
-            if self._door is not None:
-                self._selector.unregister(self._door)
-                self._door = None
+            self._stop_listening()
             return
         if connection is None:
             return
         if self.viewers >= MAX_VIEWERS:
             connection.close()
             return
-        viewer = Outbox(connection)
-        viewer.put_first([encode(Hello(self.header))])
-        self._selector.register(
-            connection, selectors.EVENT_READ, functools.partial(self._attend, viewer)
-        )
-        self._fresh.append(viewer)
+        viewer = ViewerQueue(connection)
+        viewer.append_first([encode(Hello(self.header))])
+        ready = functools.partial(self._ready, viewer)
+        self._selector.register(connection, selectors.EVENT_READ, ready)
+        self._viewers.append(viewer)
         self._flush(viewer)
         self._next_drain = min(self._next_drain, time.monotonic() + PERIOD)
 
-    def _tell_all(self, viewer: Outbox) -> None:
-        """Queue the snapshot. Not at once but with the next drain: whoever only asks for the header
-        is gone by then."""
-        viewer.put_first(_frames(self._next_seq, self._retained.snapshot(), snapshot=True))
+    def _attach_new(self) -> None:
+        """Queue the snapshot for new viewers. Not at once but with the next drain: a viewer that
+        only wants the header is gone by then."""
+        new = [viewer for viewer in self._viewers if not viewer.attached]
+        if not new:
+            return
+        frames = _frames(self._next_seq, self._attach_state.snapshot(), snapshot=True)
+        for viewer in new:
+            viewer.append_first(frames)
+            viewer.attached = True
 
-    def _attend(self, viewer: Outbox, mask: int) -> None:
-        if mask & selectors.EVENT_READ and not viewer.heard():
+    def _ready(self, viewer: ViewerQueue, mask: int) -> None:
+        if mask & selectors.EVENT_READ and not viewer.check_input():
             self._drop(viewer)
         elif mask & selectors.EVENT_WRITE:
             self._flush(viewer)
 
-    def _flush(self, viewer: Outbox) -> None:
+    def _flush(self, viewer: ViewerQueue) -> None:
         if not viewer.flush():
             self._drop(viewer)
             return
@@ -326,21 +312,16 @@ class Publisher:
         if key.events != wanted:
             self._selector.modify(viewer.connection, wanted, key.data)
 
-    def _drop(self, viewer: Outbox) -> None:
-        for group in (self._viewers, self._fresh):
-            if viewer in group:
-                group.remove(viewer)
+    def _drop(self, viewer: ViewerQueue) -> None:
         with contextlib.suppress(KeyError, ValueError):
+            self._viewers.remove(viewer)
             self._selector.unregister(viewer.connection)
         viewer.close()
 
     def _flush_all(self, deadline: float) -> None:
         """Send what is left, as long as it moves."""
-        for viewer in self._fresh:
-            self._guarded(self._tell_all, viewer)
-        left = [
-            viewer for viewer in [*self._viewers, *self._fresh] if viewer.flush() and viewer.waiting
-        ]
+        self._guarded(self._attach_new)
+        left = [viewer for viewer in self._viewers if viewer.flush() and viewer.waiting]
         stalled = time.monotonic() + _STALLED
         while left and (moment := time.monotonic()) < min(deadline, stalled):
             poll = select.poll()
@@ -353,43 +334,44 @@ class Publisher:
     # --- the socket -------------------------------------------------------------------------------
 
     def _ensure_listening(self, moment: float) -> None:
-        """Make the socket, or make it again when its descriptor was closed or its file removed
-        under us."""
-        if self._door is not None and self._listener.intact:
+        """Make the socket; again, when its descriptor was closed or its file removed."""
+        if self._listening is not None and self._listener.intact:
             return
         if moment < self._next_listen:
             return
         self._next_listen = moment + _RETRY
-        if self._door is not None:
-            self._selector.unregister(self._door)
-            self._door = None
-        self._door = door = (
-            self._listener.socket if self._listener.intact else self._listener.open(self._token)
-        )
-        assert door is not None
-        self._selector.register(door, selectors.EVENT_READ, self._accept)
+        self._stop_listening()
+        if not self._listener.intact:
+            self._listener.open(self._token)
+        self._listening = self._listener.socket
+        assert self._listening is not None
+        self._selector.register(self._listening, selectors.EVENT_READ, self._accept)
         self._next_listen = 0.0
         self.error = ""
 
+    def _stop_listening(self) -> None:
+        if self._listening is not None:
+            self._selector.unregister(self._listening)
+            self._listening = None
+
     def _close_sockets(self, *, remove: bool) -> None:
         self._listener.close(remove=remove)
-        for viewer in [*self._viewers, *self._fresh]:
+        for viewer in self._viewers:
             viewer.close()
-        self._viewers, self._fresh = [], []
+        self._viewers = []
 
     # --- fork -------------------------------------------------------------------------------------
 
     def _after_fork_in_child(self) -> None:
-        """Become the publisher of a new process: nothing of the parent's, and no thread until there
-        is an event."""
+        """Become the publisher of a new process, without a thread until there is an event."""
         self._close_sockets(remove=False)
         self._lock = threading.Lock()
         if self._stopping:
             return
         self.error = ""
-        self._tell_consumers("abandon")
+        self._call_consumers("abandon")
         self._consumers = []
-        self._begin_anew(self.header.role, self.header.title, self.header.run)
+        self._reset(self.header.role, self.header.title)
         self._buffer.reset(on_first=self._start_in_child)
 
     def _start_in_child(self) -> None:
@@ -402,13 +384,12 @@ class Publisher:
 
 
 def publish(buffer: EventBuffer, *, role: str, title: str) -> Publisher:
-    """Start a publisher that lives as long as the process: it survives a fork and is stopped at
-    exit.
+    """Start a publisher that survives a fork and is stopped at exit.
 
     A forked child publishes its own events, numbered anew, under a new source id and socket, from
     its first event on.
     """
-    publisher = Publisher(buffer, role=role, title=title, run=os.environ.get(RUN, ""))
+    publisher = Publisher(buffer, role=role, title=title)
     _register_fork_hooks()
     _published.append(publisher)
     atexit.register(publisher.stop)
@@ -417,37 +398,38 @@ def publish(buffer: EventBuffer, *, role: str, title: str) -> Publisher:
 
 
 _published: Final[list[Publisher]] = []
-_held: Final[list[threading.Lock]] = []
 
 
 @functools.cache
 def _register_fork_hooks() -> None:
+    held: list[threading.Lock] = []
+
+    def before() -> None:
+        locks = [publisher._lock for publisher in _published]
+        held.extend(lock for lock in locks if lock.acquire(timeout=0.5))
+
+    def after_in_parent() -> None:
+        while held:
+            held.pop().release()
+
+    def after_in_child() -> None:
+        held.clear()
+        for publisher in _published:
+            publisher._guarded(publisher._after_fork_in_child)
+
     os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
-        after_in_child=_after_fork_in_child,
+        before=before, after_in_parent=after_in_parent, after_in_child=after_in_child
     )
 
 
-def _before_fork() -> None:
-    for publisher in _published:
-        if publisher._lock.acquire(timeout=0.5):
-            _held.append(publisher._lock)
-
-
-def _after_fork_in_parent() -> None:
-    while _held:
-        _held.pop().release()
-
-
-def _after_fork_in_child() -> None:
-    _held.clear()
-    for publisher in _published:
-        publisher._guarded(publisher._after_fork_in_child)
+def drain_period(*, watched: bool, idle: float) -> float:
+    """Return the seconds until the next drain. `idle`: seconds since the last event."""
+    if not watched:
+        return UNSEEN_PERIOD
+    return IDLE_PERIOD if idle > IDLE_AFTER else PERIOD
 
 
 def _frames(seq: int, events: list[Event], *, snapshot: bool = False) -> list[bytes]:
-    """`events` in frames, one at least."""
     frames: list[bytes] = []
     for start in range(0, max(len(events), 1), FRAME_EVENTS):
         part = events[start : start + FRAME_EVENTS]
@@ -455,7 +437,7 @@ def _frames(seq: int, events: list[Event], *, snapshot: bool = False) -> list[by
     return frames
 
 
-def _header(role: str, title: str, run: str, token: str) -> Header:
+def _header(role: str, title: str, token: str) -> Header:
     host = socket.gethostname()
     return Header(
         schema=SCHEMA_VERSION,
@@ -465,20 +447,16 @@ def _header(role: str, title: str, run: str, token: str) -> Header:
         title=title,
         host=host,
         boot_id=boot_id(),
-        anchor=ClockAnchor.take(),
+        anchor=ClockAnchor.read(),
         hooks_version=__version__,
         parent=os.getppid(),
-        run=run,
+        run=os.environ.get(RUN, ""),
     )
 
 
 def _resident() -> int:
-    """Resident memory of this process in bytes, -1 where the system does not tell."""
+    """Return the resident memory of this process in bytes, -1 where the system does not tell."""
     try:
-        statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return int(os.read(statm, 128).split()[1]) * _PAGE
-        finally:
-            os.close(statm)
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * _PAGE
     except (OSError, ValueError, IndexError):
         return -1

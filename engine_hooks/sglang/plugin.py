@@ -9,8 +9,8 @@ itself.
 
 from __future__ import annotations
 
+import functools
 import os
-import pkgutil
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -18,314 +18,213 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from engine_hooks.base.emitter import ENGINE, FRONT, Emitter, emitter
-from engine_hooks.base.patching import Patches, lacking_parameters
-from engine_hooks.base.prompt_text import IDS_KEPT
+from engine_hooks.base.patching import Hook, Patches, stamp
 from engine_hooks.protocol import events
 from engine_hooks.protocol.clock import now
 from engine_hooks.protocol.events import pack_u32
 from engine_hooks.protocol.stages import Stage
 
-_SCHEDULER: Final = "sglang.srt.managers.scheduler.Scheduler."
-_TOKENIZER: Final = "sglang.srt.managers.tokenizer_manager.TokenizerManager."
+_SCHEDULER: Final = "sglang.srt.managers.scheduler:Scheduler."
+_TOKENIZER: Final = "sglang.srt.managers.tokenizer_manager:TokenizerManager."
+_GENERATE: Final = _TOKENIZER + "generate_request"
 _LABEL: Final = "not run against a live SGLang server"
 OPEN_ROOM: Final = 64
 """Batches that may be under way: the engine overlaps two; what is beyond never came back."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A dotted path, the stages that fall away without it, the parameters that are relied on, and
-    our hook, called as ``hook(original, *args, **kwargs)``."""
-
-    path: str
-    stages: tuple[int, ...]
-    needs: tuple[str, ...]
-    around: Callable[..., Any]
-
-
+@dataclass(slots=True, eq=False)
 class OpenBatch:
-    """A batch that was chosen and has no result yet."""
+    """A chosen batch without a result yet. `requests`: (request, key, tokens that it runs)."""
 
-    __slots__ = ("begin", "launched", "requests", "scheduled")
-
-    def __init__(self, begin: int, requests: list[tuple[Any, int, int]]) -> None:
-        self.begin = begin
-        self.scheduled = now()
-        self.launched = -1
-        self.requests = requests
-        """(request, number, tokens that it runs)."""
+    step: events.Step
+    requests: list[tuple[Any, int, int]]
 
 
 class SglangHooks:
     """The hooks of this process."""
 
-    def __init__(self, voice: Emitter) -> None:
-        self.voice = voice
-        self.patches = Patches(voice.fault)
+    def __init__(self, emitter: Emitter) -> None:
+        self.emitter = emitter
+        self.patches = Patches(emitter.fault)
         self.open: deque[OpenBatch] = deque()
         self.members: set[int] = set()
         self.waiting: dict[str, bool] = {}
-        """Requests that were queued and not scheduled yet → whether they were retracted."""
+        """Requests that were queued and not scheduled yet → true for retracted ones."""
         self.count = 0
         self.preempted = 0
         self.front: dict[str, int] = {}
 
-    def table(self) -> list[Place]:
-        """The places, each with the stages that depend on it."""
+    def table(self) -> list[Hook]:
         admission, prefill, decode = Stage.ADMISSION, Stage.PREFILL, Stage.DECODE
         return [
-            Place(
-                _TOKENIZER + "generate_request",
-                (Stage.RECEIVE, Stage.STREAM),
-                ("obj",),
-                self._generate,
-            ),
-            Place(
-                _TOKENIZER + "_tokenize_one_request", (Stage.TOKENISE,), ("obj",), self._tokenise
-            ),
-            Place(_SCHEDULER + "_add_request_to_queue", (admission,), ("req",), self._queue),
-            Place(
-                _SCHEDULER + "get_next_batch_to_run", (admission, prefill, decode), (), self._choose
-            ),
-            Place(_SCHEDULER + "run_batch", (), ("batch",), self._launch),
-            Place(
-                _SCHEDULER + "process_batch_result",
-                (prefill, decode, Stage.TEARDOWN),
-                ("batch", "result"),
-                self._result,
-            ),
-        ]
+            Hook(_GENERATE, (Stage.RECEIVE, Stage.STREAM), ("obj",)),
+            Hook(_TOKENIZER + "_tokenize_one_request", (Stage.TOKENISE,), ("obj",),
+                 stamp, self._tokenised, is_async=True),
+            Hook(_SCHEDULER + "_add_request_to_queue", (admission,), ("req",), self._queued),
+            Hook(_SCHEDULER + "get_next_batch_to_run", (admission, prefill, decode), (),
+                 stamp, self._chosen),
+            Hook(_SCHEDULER + "run_batch", (), ("batch",), self._launch),
+            Hook(_SCHEDULER + "process_batch_result", (prefill, decode, Stage.TEARDOWN),
+                 ("batch", "result"), self._result, self._ended),
+        ]  # fmt: skip
 
     def install(self, registry: Any, around: Any) -> None:
         """Register every hook whose place is as we know it with the engine's `registry`; `around`
         is its hook type."""
-        for place in self.table():
-            try:
-                lacking = lacking_parameters(pkgutil.resolve_name(_colon(place.path)), place.needs)
-            except (ImportError, AttributeError) as error:
-                self.patches.misses[place.path] = f"not found in this version: {error}"
-                continue
-            if lacking:
-                self.patches.misses[place.path] = (
-                    f"its parameters changed: {', '.join(lacking)} missing"
-                )
-                continue
-            registry.register(place.path, self._guarded(place), around)
+        for hook in self.table():
+            if self.patches.resolve(hook) is not None:
+                ours = self._generate if hook.path == _GENERATE else self._around(hook)
+                registry.register(hook.path.replace(":", "."), ours, around)
 
-    def tell_coverage(self, stages: tuple[int, ...]) -> None:
-        """Say how `stages` are measured in this process."""
-        lost = {
-            s: (p.path, why)
-            for p in self.table()
-            if (why := self.patches.misses.get(p.path))
-            for s in p.stages
-        }
-        held = {s: p.path for p in self.table() for s in p.stages}
-        for stage in stages:
+    def _around(self, hook: Hook) -> Callable[..., Any]:
+        """Return a hook as the registry calls it: with the engine's function first."""
+        wrap = functools.cache(functools.partial(self.patches.wrap, hook))
+        return lambda original, *args, **kwargs: wrap(original)(*args, **kwargs)
+
+    def report_coverage(self, *stages: int) -> None:
+        """Emit how `stages` are measured in this process."""
+        lost = self.patches.lost(self.table())
+        held = {stage: hook.path for hook in self.table() for stage in hook.stages}
+        for stage in map(Stage, stages):
             if stage in lost:
-                self.voice.cover(Stage(stage), "unavailable", *lost[stage])
+                self.emitter.cover(stage, "unavailable", *lost[stage])
             elif stage in held:
-                self.voice.cover(Stage(stage), "measured", held[stage], _LABEL)
+                self.emitter.cover(stage, "measured", held[stage], _LABEL)
             else:
-                self.voice.cover(
-                    Stage(stage), "unavailable", "", "SGLang runs it inside a CUDA graph"
-                )
-
-    def _guarded(self, place: Place) -> Callable[..., Any]:
-        """Our hook, out of the way once it failed too often. What the engine's function raises
-        passes."""
-
-        def hook(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if self.patches.disabled(place.path):
-                return original(*args, **kwargs)
-            return place.around(place.path, original, *args, **kwargs)
-
-        return hook
-
-    def _tell(self, path: str, tell: Callable[..., None], *args: Any) -> None:
-        try:
-            tell(*args)
-        except Exception as error:
-            self.patches.fault(path, error)
+                graph = "SGLang runs it inside a CUDA graph"
+                self.emitter.cover(stage, "unavailable", "", graph)
 
     # --- the tokeniser's process ---
 
-    def _generate(
-        self, path: str, original: Any, manager: Any, obj: Any, *args: Any, **kwargs: Any
+    async def _generate(
+        self, original: Any, manager: Any, obj: Any, *args: Any, **kwargs: Any
     ) -> AsyncIterator[Any]:
-        async def stream() -> AsyncIterator[Any]:
-            key, handed = self._received(path, obj), False
-            try:
-                async for output in original(manager, obj, *args, **kwargs):
-                    yield output
-                    if key and not handed:
-                        handed = True
-                        self.voice.emit_lifecycle(events.End(now(), key, Stage.STREAM))
-            finally:
-                if key:
-                    self.voice.emit_lifecycle(events.Closed(now(), key))
-                    self.front.pop(obj.rid, None)
-                    self.voice.drop(obj.rid, FRONT)
+        key, handed = 0, False
+        if not self.patches.disabled(_GENERATE):
+            key = self.patches.guarded(_GENERATE, self._received, obj)
+        try:
+            async for output in original(manager, obj, *args, **kwargs):
+                yield output
+                if key and not handed:
+                    handed = True
+                    self.emitter.emit_lifecycle(events.End(now(), key, Stage.STREAM))
+        finally:
+            if key:
+                self.emitter.emit_lifecycle(events.Closed(now(), key))
+                self.front.pop(obj.rid, None)
+                self.emitter.drop(obj.rid, FRONT)
 
-        return stream()
-
-    def _received(self, path: str, obj: Any) -> int:
-        """The number of a single request, 0 for a list of them (its parts are seen by the
-        scheduler)."""
+    def _received(self, obj: Any) -> int:
+        """Return the key of a single request, 0 for a list: the scheduler sees its parts."""
         at = now()
         if not isinstance(getattr(obj, "rid", None), str):
             return 0
-        self.voice.start("api", "SGLang api")
-        self._tell(path, self.tell_coverage, (1, 3, 10))
-        key = self.front[obj.rid] = self.voice.hold(obj.rid, FRONT)
+        self.emitter.start("api", "SGLang api")
+        self.report_coverage(1, 3, 10)
+        key = self.front[obj.rid] = self.emitter.hold(obj.rid, FRONT)
         streaming = int(bool(getattr(obj, "stream", False)))
-        self.voice.emit_lifecycle(events.Received(at, key, obj.rid, "sglang", "", "", streaming))
+        received = events.Received(at, key, obj.rid, "sglang", streaming=streaming)
+        self.emitter.emit_lifecycle(received)
         return key
 
-    async def _tokenise(
-        self, path: str, original: Any, manager: Any, obj: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        begin = now()
-        result = await original(manager, obj, *args, **kwargs)
-        self._tell(path, self._tokenised, obj, result, begin)
-        return result
-
-    def _tokenised(self, obj: Any, result: Any, begin: int) -> None:
+    def _tokenised(
+        self, begin: int, result: Any, _manager: Any, obj: Any, *_: Any, **__: Any
+    ) -> None:
         key = self.front.get(obj.rid) if isinstance(getattr(obj, "rid", None), str) else None
         if key is None:
             return
         at, ids = now(), list(getattr(result, "input_ids", None) or ())
-        emit = self.voice.emit_lifecycle
+        emit = self.emitter.emit_lifecycle
         emit(events.End(begin, key, Stage.RECEIVE))
         emit(events.Begin(begin, key, Stage.TOKENISE))
         emit(events.End(at, key, Stage.TOKENISE, len(ids)))
         emit(events.Begin(at, key, Stage.ADMISSION))
-        emit(events.Prompt(at, key, "", -1, pack_u32(ids[:IDS_KEPT]), len(ids)))
+        self.emitter.prompt(at, key, "", ids)
 
     # --- the scheduler's process ---
 
-    def _queue(
-        self, path: str, original: Any, scheduler: Any, req: Any, *args: Any, **kwargs: Any
-    ) -> Any:
+    def _queued(self, _scheduler: Any, req: Any, *args: Any, **kwargs: Any) -> None:
         retracted = bool(kwargs.get("is_retracted", args[0] if args else False))
-        self._tell(path, self._queued, req, retracted)
-        return original(scheduler, req, *args, **kwargs)
-
-    def _queued(self, req: Any, retracted: bool) -> None:
-        self.voice.start("core", "SGLang scheduler")
-        self.tell_coverage((4, 5, 6, 7, 8, 9, 11, 12))
-        key = self.voice.hold(req.rid, ENGINE)
+        self.emitter.start("core", "SGLang scheduler")
+        self.report_coverage(4, 5, 6, 7, 8, 9, 11, 12)
+        key = self.emitter.hold(req.rid, ENGINE)
         self.waiting[req.rid] = retracted
+        event: events.Event
         if retracted:
             self.preempted += 1
-            self.voice.emit_lifecycle(
-                events.Preempted(now(), key, "recompute", -1, len(req.output_ids), self.preempted)
-            )
+            event = events.Preempted(now(), key, "recompute", total=self.preempted)
+            event.generated = len(req.output_ids)
+        else:
+            limit = getattr(req.sampling_params, "max_new_tokens", None)
+            event = events.Queued(now(), key, req.rid, len(req.origin_input_ids))
+            event.max_tokens = limit if isinstance(limit, int) else -1
+        self.emitter.emit_lifecycle(event)
+
+    def _chosen(self, begin: int, batch: Any, *_: Any, **__: Any) -> None:
+        if batch is None:
             return
-        limit = getattr(req.sampling_params, "max_new_tokens", None)
-        self.voice.emit_lifecycle(
-            events.Queued(
-                now(),
-                key,
-                req.rid,
-                len(req.origin_input_ids),
-                limit if isinstance(limit, int) else -1,
-            )
-        )
-
-    def _choose(self, path: str, original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-        begin = now()
-        batch = original(scheduler, *args, **kwargs)
-        if batch is not None:
-            self._tell(path, self._chosen, batch, begin)
-        return batch
-
-    def _chosen(self, batch: Any, begin: int) -> None:
         decodes = batch.forward_mode.is_decode()
         requests = []
         for req in batch.reqs:
-            key = self.voice.key(req.rid)
+            key = self.emitter.key(req.rid)
             requests.append((req, key, 1 if decodes else int(req.extend_input_len)))
-            retracted = self.waiting.pop(req.rid, None)
-            if retracted is not None:
-                at, cached = now(), len(req.prefix_indices)
-                self.voice.emit_lifecycle(events.Scheduled(at, key, begin, cached, 0, 0, retracted))
-        self.open.append(OpenBatch(begin, requests))
+            resumed = self.waiting.pop(req.rid, None)
+            if resumed is not None:
+                cached = len(req.prefix_indices)
+                scheduled = events.Scheduled(now(), key, begin, cached, resumed=resumed)
+                self.emitter.emit_lifecycle(scheduled)
+        self.open.append(OpenBatch(events.Step(begin, 0, now() - begin), requests))
         if len(self.open) > OPEN_ROOM:
             self.open.popleft()
 
-    def _launch(
-        self, path: str, original: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        if self.open and self.open[-1].launched < 0:
-            self.open[-1].launched = now()
-        return original(scheduler, batch, *args, **kwargs)
+    def _launch(self, *_: Any, **__: Any) -> None:
+        if self.open and self.open[-1].step.launched < 0:
+            self.open[-1].step.launched = now() - self.open[-1].step.t
 
-    def _result(
-        self, path: str, original: Any, scheduler: Any, batch: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        step = self.open.popleft() if self.open else None
-        before = {} if step is None else {key: len(req.output_ids) for req, key, _ in step.requests}
-        outcome = original(scheduler, batch, *args, **kwargs)
-        if step is not None:
-            self._tell(path, self._ended, step, before)
-        return outcome
+    def _result(self, *_: Any, **__: Any) -> tuple[OpenBatch, dict[int, int]] | None:
+        """(the oldest open batch, output tokens of its requests so far)."""
+        if not self.open:
+            return None
+        batch = self.open.popleft()
+        return batch, {key: len(req.output_ids) for req, key, _ in batch.requests}
 
-    def _ended(self, step: OpenBatch, before: dict[int, int]) -> None:
-        end, begin = now(), step.begin
+    def _ended(self, token: tuple[OpenBatch, dict[int, int]] | None, *_: Any, **__: Any) -> None:
+        if token is None:
+            return
+        end = now()
+        batch, before = token
         odd: list[int] = []
-        for req, key, scheduled in step.requests:
+        for req, key, scheduled in batch.requests:
             produced = len(req.output_ids) - before[key]
             if scheduled != 1 or produced != 1:
                 odd += (key, scheduled, max(0, produced))
-        keys = {key for _, key, _ in step.requests}
+        keys = {key for _, key, _ in batch.requests}
         self.count += 1
-        launched = step.launched - begin if step.launched >= begin else -1
-        event = events.Step(
-            begin, self.count, step.scheduled - begin, launched, token=end - begin, end=end - begin
-        )
-        event.batch, event.tokens = len(keys), sum(scheduled for _, _, scheduled in step.requests)
-        event.joined, event.left = (
-            pack_u32(sorted(keys - self.members)),
-            pack_u32(sorted(self.members - keys)),
-        )
-        event.odd, event.preempted, event.timing = (
-            pack_u32(odd),
-            self.preempted,
-            events.Timing.LAUNCH,
-        )
+        step = batch.step
+        step.n, step.token, step.end = self.count, end - step.t, end - step.t
+        step.batch, step.tokens = len(keys), sum(scheduled for _, _, scheduled in batch.requests)
+        step.joined = pack_u32(sorted(keys - self.members))
+        step.left = pack_u32(sorted(self.members - keys))
+        step.odd, step.preempted = pack_u32(odd), self.preempted
+        step.timing = events.Timing.LAUNCH
         self.members = keys
-        self.voice.emit(event)
-        for req, key, _ in step.requests:
-            if req.finished() and self.voice.known(req.rid):
-                reason = (
-                    getattr(req.finished_reason, "type", None) or type(req.finished_reason).__name__
-                )
-                self.voice.emit_lifecycle(
-                    events.Finished(
-                        end,
-                        key,
-                        str(reason)[:40],
-                        len(req.output_ids),
-                        "",
-                        len(req.origin_input_ids),
-                    )
-                )
-                self.voice.emit_lifecycle(events.Released(now(), key))
-                self.voice.drop(req.rid, ENGINE)
-
-
-def _colon(path: str) -> str:
-    """A dotted path in the form that names the module first."""
-    *module, owner, name = path.split(".")
-    return f"{'.'.join(module)}:{owner}.{name}"
+        self.emitter.emit(step)
+        for req, key, _scheduled in batch.requests:
+            if req.finished() and self.emitter.known(req.rid):
+                reason = getattr(req.finished_reason, "type", None)
+                reason = str(reason or type(req.finished_reason).__name__)[:40]
+                finished = events.Finished(end, key, reason, len(req.output_ids))
+                finished.prompt_tokens = len(req.origin_input_ids)
+                self.emitter.emit_lifecycle(finished)
+                self.emitter.emit_lifecycle(events.Released(now(), key))
+                self.emitter.drop(req.rid, ENGINE)
 
 
 _hooks: SglangHooks | None = None
 
 
 def register() -> None:
-    """What SGLang calls in each of its processes. Inert unless ``TRACER=1``; never raises."""
+    """Install the hooks in a process of SGLang, if ``TRACER=1``. Never raises."""
     global _hooks
     if os.environ.get("TRACER") != "1" or _hooks is not None:
         return

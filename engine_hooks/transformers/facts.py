@@ -11,37 +11,32 @@ from engine_hooks.protocol.clock import now
 
 
 def engine(model: Any, processor: Any, tested: tuple[str, ...]) -> events.Engine:
-    """The facts of `processor` running `model`. Sizes in tokens, blocks and bytes as in
-    `events.Engine`."""
+    """Return the facts of `processor` running `model`."""
     config = processor.config
     cache = processor.cache
     allocator = next(iter(cache.cache_allocators.values()))
     version = metadata.version("transformers")
     warnings = []
     if not version.startswith(tested):
-        warnings.append(
-            f"transformers {version} is not among the tested versions ({', '.join(tested)})"
-        )
+        known = ", ".join(tested)
+        warnings.append(f"transformers {version} is not among the tested versions ({known})")
     if len(cache.cache_allocators) > 1:
         kinds = ", ".join(cache.cache_allocators)
         warnings.append(f"several kinds of cache ({kinds}): block figures are those of the first")
     if processor.input_queue is None:
-        warnings.append(
-            "a tensor-parallel rank that does not drive: requests are told by the driver"
-        )
+        warnings.append("a tensor-parallel rank that does not drive: the driver reports requests")
     parameters = list(model.parameters())
     runner = processor.model_runner
     heads = getattr(config, "num_attention_heads", -1)
     hidden = getattr(config, "hidden_size", -1)
+    name = getattr(model.config, "_name_or_path", "") or getattr(model, "name_or_path", "")
     import torch
 
     return events.Engine(
         t=now(),
         name="transformers",
         version=version,
-        model=model_name(
-            getattr(model.config, "_name_or_path", "") or getattr(model, "name_or_path", "")
-        ),
+        model=model_name(name),
         dtype=str(processor.model_dtype).removeprefix("torch."),
         device=str(processor.model_device),
         num_blocks=allocator.num_blocks,

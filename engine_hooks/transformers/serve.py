@@ -8,12 +8,9 @@ from typing import Any, Final
 
 from engine_hooks.base.emitter import Emitter, emitter
 from engine_hooks.base.http import Front, Fronts, TracingMiddleware, current
-from engine_hooks.base.model_name import model_name
-from engine_hooks.base.patching import Hook, Patches
-from engine_hooks.base.prompt_text import IDS_KEPT, shortened
+from engine_hooks.base.patching import After, Hook, Patches, stamp
 from engine_hooks.protocol import events
 from engine_hooks.protocol.clock import now
-from engine_hooks.protocol.events import pack_u32
 from engine_hooks.protocol.stages import Stage
 from engine_hooks.transformers import continuous_batching
 
@@ -22,181 +19,83 @@ ROUTES: Final = {
     "/v1/completions": b'"text":"',
     "/v1/responses": b".delta",
 }
-"""Path → what stands in a streamed chunk that carries text (see `http.TracingMiddleware`)."""
+"""Path → bytes of a streamed chunk that carries text (see `http.TracingMiddleware`)."""
 
 _STREAMED_UNASKED: Final = ("/v1/responses",)
 """Paths whose answer is streamed unless the body says otherwise."""
 
 _SERVING: Final = "transformers.cli.serving."
-_HANDLERS: Final = (
-    ("chat_completion:ChatCompletionHandler", "content"),
-    ("completion:CompletionHandler", "text"),
-)
+_TOKENISER: Final = "transformers.tokenization_utils_base:"
+_CHAT: Final = _SERVING + "chat_completion:ChatCompletionHandler."
+_COMPLETION: Final = _SERVING + "completion:CompletionHandler."
 
 
 class ServerHooks:
     """The hooks of the front end in this process."""
 
-    def __init__(self, voice: Emitter) -> None:
-        self.voice = voice
-        self.fronts = Fronts(voice)
-        self.patches = Patches(voice.fault)
+    def __init__(self, emitter: Emitter) -> None:
+        self.emitter = emitter
+        self.fronts = Fronts(emitter)
+        self.patches = Patches(emitter.fault)
 
     def install(self) -> None:
-        """Put every hook in whose place is as we know it, and tell the coverage."""
-        for hook in self.table():
-            self.patches.put(hook)
-        self.tell_coverage()
-
-    def remove(self) -> None:
-        """Take the hooks out. A server that is up keeps our middleware, which then finds nothing to
-        tell."""
-        self.patches.remove()
-
-    def table(self) -> list[Hook]:
-        """The places, each with the stages that depend on it."""
-        rows = [
-            Hook(
-                _SERVING + "server:build_server", (Stage.RECEIVE, Stage.STREAM), after=self._built
-            ),
-            Hook(
-                _SERVING + "utils:BaseHandler._validate_request",
-                (Stage.RECEIVE,),
-                ("body",),
-                after=self._validated,
-            ),
-            Hook(
-                "transformers.tokenization_utils_base:render_jinja_template",
-                (Stage.TEMPLATE,),
-                before=self._render,
-                after=self._rendered,
-            ),
-            Hook(
-                "transformers.processing_utils:render_jinja_template",
-                (),
-                before=self._render,
-                after=self._rendered,
-            ),
-            Hook(
-                "transformers.tokenization_utils_base:PreTrainedTokenizerBase.__call__",
-                (Stage.TOKENISE,),
-                before=self._tokenise,
-                after=self._tokenised,
-            ),
-            Hook(
-                _SERVING + "utils:CBStreamer.put",
-                (Stage.STREAM,),
-                ("output",),
-                before=_start,
-                after=self._put,
-            ),
-            Hook(
-                _SERVING + "utils:CBGenerateManager.generate_streaming",
-                (Stage.ADMISSION,),
-                before=self._handed,
-            ),
-            Hook(
-                _SERVING + "utils:CBGenerateManager.generate_non_streaming",
-                (Stage.ADMISSION,),
-                before=self._handed,
-                is_async=True,
-            ),
-        ]
-        for path, field in _HANDLERS:
-            rows.append(
-                Hook(
-                    f"{_SERVING}{path}._build_chunk_sse",
-                    (Stage.STREAM,),
-                    (field,),
-                    before=_start,
-                    after=self._chunk(field),
-                )
-            )
-        rows.append(
-            Hook(
-                _SERVING + "chat_completion:ChatCompletionHandler._build_completion",
-                (),
-                ("content",),
-                after=self._whole("content", 1),
-            )
-        )
-        rows.append(Hook(_SERVING + "completion:CompletionHandler._build_completion", (), ("text",),
-                         after=self._whole("text", 1)))  # fmt: skip
-        return rows
-
-    def tell_coverage(self) -> None:
-        """Say how the front end's stages are measured."""
-        lost = {
-            stage: (hook.path, reason)
-            for hook in self.table()
-            if (reason := self.patches.misses.get(hook.path))
-            for stage in hook.stages
-        }
-        named = {
+        self.patches.install(*self.table())
+        paths = {
             Stage.RECEIVE: "ASGI middleware → BaseHandler._validate_request",
             Stage.TEMPLATE: "tokenization_utils_base.render_jinja_template",
             Stage.TOKENISE: "PreTrainedTokenizerBase.__call__",
             Stage.STREAM: "prepare_batch_update → CBStreamer.put → ASGI send",
         }
-        for stage, path in named.items():
-            if stage in lost:
-                self.voice.cover(stage, "unavailable", *lost[stage])
-            else:
-                self.voice.cover(stage, "measured", path)
+        self.emitter.cover_all(paths, self.patches.lost(self.table()))
+
+    def table(self) -> list[Hook]:
+        receive, stream, admission = (Stage.RECEIVE,), (Stage.STREAM,), (Stage.ADMISSION,)
+        render, rendered, utils = self._render, self._rendered, _SERVING + "utils:"
+        return [
+            Hook(_SERVING + "server:build_server", (*receive, *stream), after=self._built),
+            Hook(utils + "BaseHandler._validate_request", receive, ("body",), after=self._parsed),
+            Hook(_TOKENISER + "render_jinja_template", (Stage.TEMPLATE,), (), render, rendered),
+            Hook("transformers.processing_utils:render_jinja_template", (), (), render, rendered),
+            Hook(_TOKENISER + "PreTrainedTokenizerBase.__call__", (Stage.TOKENISE,), (),
+                 self._tokenise, self._tokenised),
+            Hook(utils + "CBStreamer.put", stream, ("output",), stamp, self._streamed),
+            Hook(utils + "CBGenerateManager.generate_streaming", admission, (), self._handed),
+            Hook(utils + "CBGenerateManager.generate_non_streaming", admission, (), self._handed,
+                 is_async=True),
+            Hook(_CHAT + "_build_chunk_sse", stream, ("content",), stamp, _built_with("content")),
+            Hook(_COMPLETION + "_build_chunk_sse", stream, ("text",), stamp, _built_with("text")),
+            Hook(_CHAT + "_build_completion", (), ("content",), after=_built_with("content", 1)),
+            Hook(_COMPLETION + "_build_completion", (), ("text",), after=_built_with("text", 1)),
+        ]  # fmt: skip
 
     # --- stages 1 to 3 ---
 
-    def _built(self, _token: Any, app: Any, *_args: Any, **_kwargs: Any) -> None:
+    def _built(self, _token: Any, app: Any, *_: Any, **__: Any) -> None:
         app.add_middleware(TracingMiddleware, fronts=self.fronts, routes=ROUTES)
 
-    def _validated(
-        self, _token: Any, _result: Any, _handler: Any, body: Any, *_args: Any, **_kwargs: Any
+    def _parsed(
+        self, _token: Any, _result: Any, _handler: Any, body: Any, *_: Any, **__: Any
     ) -> None:
         front = current.get()
-        if front is None or not isinstance(body, dict):
-            return
-        at = now()
-        self.voice.emit_lifecycle(events.End(at, front.key, Stage.RECEIVE, front.size_in))
-        front.streaming = int(bool(body.get("stream", front.route in _STREAMED_UNASKED)))
-        limit = body.get("max_completion_tokens", body.get("max_tokens"))
-        messages = body.get("messages")
-        self.voice.emit_lifecycle(
-            events.Params(
-                at,
-                front.key,
-                front.streaming,
-                str(body.get("user") or "")[:128],
-                model_name(body.get("model")),
-                limit if isinstance(limit, int) else -1,
-                len(messages) if isinstance(messages, list) else -1,
-                int(bool(body.get("logprobs"))),
-            )
-        )
+        if front is not None and isinstance(body, dict):
+            streaming = bool(body.get("stream", front.route in _STREAMED_UNASKED))
+            self.fronts.parsed(front, body.get, streaming=streaming)
 
-    def _render(self, *_args: Any, **_kwargs: Any) -> Front | None:
-        front = current.get()
-        if front is None or front.templated:
-            return None
-        front.templated = True
-        self.voice.emit_lifecycle(events.Begin(now(), front.key, Stage.TEMPLATE))
-        return front
+    def _render(self, *_: Any, **__: Any) -> Front | None:
+        return self.fronts.start(current.get(), Stage.TEMPLATE, now())
 
-    def _rendered(self, front: Front | None, result: Any, *_args: Any, **_kwargs: Any) -> None:
+    def _rendered(self, front: Front | None, result: Any, *_: Any, **__: Any) -> None:
         if front is None:
             return
         at = now()
         texts = result[0] if isinstance(result, tuple) else result
         text = texts[0] if isinstance(texts, list) and texts else ""
         front.prompt_text = text if isinstance(text, str) else ""
-        self.voice.emit_lifecycle(events.End(at, front.key, Stage.TEMPLATE, len(front.prompt_text)))
+        ended = events.End(at, front.key, Stage.TEMPLATE, len(front.prompt_text))
+        self.emitter.emit_lifecycle(ended)
 
-    def _tokenise(self, *_args: Any, **_kwargs: Any) -> Front | None:
-        front = current.get()
-        if front is None or front.tokenised:
-            return None
-        front.tokenised = True
-        self.voice.emit_lifecycle(events.Begin(now(), front.key, Stage.TOKENISE))
-        return front
+    def _tokenise(self, *_: Any, **__: Any) -> Front | None:
+        return self.fronts.start(current.get(), Stage.TOKENISE, now())
 
     def _tokenised(
         self,
@@ -204,8 +103,8 @@ class ServerHooks:
         result: Any,
         _tokeniser: Any,
         text: Any = None,
-        *_args: Any,
-        **_kwargs: Any,
+        *_: Any,
+        **__: Any,
     ) -> None:
         if front is None:
             return
@@ -215,72 +114,46 @@ class ServerHooks:
             ids = ids.tolist()
         if ids and isinstance(ids[0], list):
             ids = ids[0]
-        self.voice.emit_lifecycle(events.End(at, front.key, Stage.TOKENISE, len(ids)))
-        prompt = front.prompt_text or (text if isinstance(text, str) else "")
-        front.prompt_text = ""
-        chars = len(prompt)
-        prompt = shortened(prompt)
-        self.voice.emit_lifecycle(
-            events.Prompt(at, front.key, prompt, chars, pack_u32(ids[:IDS_KEPT]), len(ids))
-        )
+        if not front.prompt_text and isinstance(text, str):
+            front.prompt_text = text
+        self.fronts.tokenised(front, at, ids)
 
-    def _handed(self, *_args: Any, **_kwargs: Any) -> None:
+    def _handed(self, *_: Any, **__: Any) -> None:
         front = current.get()
         if front is not None:
-            self.voice.emit_lifecycle(events.Begin(now(), front.key, Stage.ADMISSION))
+            self.emitter.emit_lifecycle(events.Begin(now(), front.key, Stage.ADMISSION))
 
     # --- stage 10 ---
 
-    def _put(
-        self,
-        begin: int | None,
-        _result: Any,
-        streamer: Any,
-        _output: Any,
-        *_args: Any,
-        **_kwargs: Any,
-    ) -> None:
+    def _streamed(self, begin: int | None, _result: Any, streamer: Any, *_: Any, **__: Any) -> None:
         front = self.fronts.by_rid.get(streamer._request_id)
         if front is not None and begin is not None:
             front.tokens = streamer.total_tokens
             front.work += now() - begin
 
-    def _chunk(self, field: str) -> Any:
-        def built(
-            begin: int | None, _result: Any, _handler: Any, *_args: Any, **kwargs: Any
-        ) -> None:
-            front = current.get()
-            if front is None or begin is None:
-                return
+
+def _built_with(field: str, position: int = -1) -> After:
+    """Keep the text of argument `field`, of which a chunk or a whole answer was built; `position`
+    where the argument may also be positional. The time since a `stamp` counts as work."""
+
+    def built(begin: int | None, _result: Any, _handler: Any, *args: Any, **kwargs: Any) -> None:
+        front = current.get()
+        if front is None:
+            return
+        if begin is not None:
             front.work += now() - begin
-            text = kwargs.get(field)
-            if isinstance(text, str) and text:
-                front.text.append(text)
+        text = kwargs.get(field, args[position] if 0 <= position < len(args) else "")
+        if isinstance(text, str) and text:
+            front.text.append(text)
 
-        return built
-
-    def _whole(self, field: str, position: int) -> Any:
-        def built(_token: Any, _result: Any, _handler: Any, *args: Any, **kwargs: Any) -> None:
-            front = current.get()
-            if front is None:
-                return
-            text = kwargs.get(field, args[position] if len(args) > position else "")
-            if isinstance(text, str) and text:
-                front.text.append(text)
-
-        return built
-
-
-def _start(*_args: Any, **_kwargs: Any) -> int:
-    return now()
+    return built
 
 
 _hooks: ServerHooks | None = None
-_lock = threading.RLock()  # putting hooks in imports the engine, which may ask for them again
+_lock = threading.RLock()  # installing hooks imports the engine, which may ask for them again
 
 
 def install_server() -> ServerHooks:
-    """Put the front end's hooks into this process, once."""
     global _hooks
     with _lock:
         if _hooks is None:
@@ -288,12 +161,3 @@ def install_server() -> ServerHooks:
             _hooks = ServerHooks(emitter())
             _hooks.install()
         return _hooks
-
-
-def remove_server() -> None:
-    """Take the front end's hooks out again."""
-    global _hooks
-    with _lock:
-        if _hooks is not None:
-            _hooks.remove()
-            _hooks = None

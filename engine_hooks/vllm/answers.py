@@ -1,9 +1,10 @@
-"""Who asks vLLM's front end for what: requests of clients and callers, and the engine's requests
-that answer them."""
+"""The requests of clients and callers of vLLM's front end, and the engine's requests that answer
+them."""
 
 from __future__ import annotations
 
 import uuid
+from dataclasses import dataclass
 from typing import Final
 
 from engine_hooks.base.emitter import FRONT, Emitter
@@ -18,22 +19,20 @@ ROUTES: Final = {
     "/v1/responses": b'.delta"',
     "/v1/messages": b'_delta"',
 }
-"""Path → what stands in a streamed chunk that carries output (see `http.TracingMiddleware`)."""
+"""Path → bytes of a streamed chunk that carries output (see `http.TracingMiddleware`)."""
 
 
+@dataclass(slots=True, eq=False)
 class Answer:
-    """One engine request that a front end waits for. `rid` is the engine's id; `first` whether it
-    is the one that stands for the front end's request (``n > 1`` and lists of prompts make
+    """One engine request that a front end waits for. `rid` is the engine's id; `first`: true for
+    the one that stands for the front end's request (``n > 1`` and lists of prompts make
     several)."""
 
-    __slots__ = ("chars", "first", "front", "offline", "rid")
-
-    def __init__(self, front: Front, rid: str, first: bool, offline: bool) -> None:
-        self.front = front
-        self.rid = rid
-        self.first = first
-        self.offline = offline
-        self.chars = 0
+    front: Front
+    rid: str
+    first: bool
+    offline: bool
+    chars: int = 0
 
 
 class VllmFronts(Fronts):
@@ -44,61 +43,37 @@ class VllmFronts(Fronts):
         self.answers: dict[str, Answer] = {}
         self._of: dict[int, list[Answer]] = {}
         self.handed: dict[int, int] = {}
-        """Number of a request → when it was handed to the engine's client (ns)."""
-
-    def open(
-        self, rid: str, route: str, client_id: str, needle: bytes, at: int, tenant: str = ""
-    ) -> Front:
-        """As in `Fronts`, but the id is told later: it is the engine's to choose."""
-        front = Front(self.emitter.hold(rid, FRONT), rid, needle, route)
-        self.by_rid[rid] = front
-        self.emitter.emit_lifecycle(events.Received(at, front.key, "", route, client_id, tenant))
-        return front
+        """Key of a request → when it was handed to the engine's client (ns)."""
 
     def open_offline(self, route: str, at: int, streaming: int) -> Front:
-        """A request without a socket: an API of this process was called at `at`."""
-        rid = uuid.uuid4().hex
-        front = Front(self.emitter.hold(rid, FRONT), rid, b"")
-        front.streaming = streaming
-        self.by_rid[rid] = front
-        self.emitter.emit_lifecycle(
-            events.Received(at, front.key, "", route, "", "", streaming, True)
-        )
-        return front
+        """Open a request without a socket: an API of this process was called at `at`."""
+        received = events.Received(at, 0, "", route, streaming=streaming, offline=True)
+        return self.open(uuid.uuid4().hex, b"", received)
 
-    def add(self, front: Front, rid: str, external: str, *, offline: bool) -> Answer:
-        """The engine's client was given `rid` to answer `front`, whose caller knows it as
-        `external`."""
+    def add(self, front: Front, rid: str, external: str) -> Answer:
+        """Note that the engine's client answers `front`, known outside as `external`, by `rid`."""
         others = self._of.setdefault(front.key, [])
-        answer = Answer(front, rid, not others, offline)
+        answer = Answer(front, rid, first=not others, offline=not front.needle)
         others.append(answer)
         self.answers[rid] = answer
         if answer.first:
             self.emitter.alias(front.rid, rid)
-            at = now()
-            if front.needle == ROUTES[_COMPLETIONS]:
+            names = [external, rid]
+            if front.route == _COMPLETIONS:
                 # The engine's ids count the prompts of one call, its answer names the call.
-                self.emitter.emit_lifecycle(
-                    events.Alias(at, front.key, external.removesuffix("-0"))
-                )
-            if external:
-                self.emitter.emit_lifecycle(events.Alias(at, front.key, external))
-            self.emitter.emit_lifecycle(events.Alias(at, front.key, rid))
+                names.insert(0, external.removesuffix("-0"))
+            at = now()
+            for name in filter(None, names):
+                self.emitter.emit_lifecycle(events.Alias(at, front.key, name))
         return answer
 
-    def close(self, front: Front, at: int) -> None:
-        """The response is over."""
-        super().close(front, at)
-        self._forget(front)
-
     def close_offline(self, front: Front, at: int) -> None:
-        """The caller has all of it. The engine tells when its blocks are back, which ends it."""
-        self.tell(front, at, force=True)
-        self.by_rid.pop(front.rid, None)
-        self.emitter.drop(front.rid, FRONT)
-        self._forget(front)
+        """Emit the last output to a caller. The end comes from the engine, once blocks are back."""
+        self.report(front, at, force=True)
+        self.forget(front)
 
-    def _forget(self, front: Front) -> None:
+    def forget(self, front: Front) -> None:
+        super().forget(front)
         self.handed.pop(front.key, None)
         for answer in self._of.pop(front.key, ()):
             self.answers.pop(answer.rid, None)

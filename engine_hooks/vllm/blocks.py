@@ -20,17 +20,12 @@ class BlockGauge:
         self.cached = 0
         if pool.enable_caching:
             self.cached = sum(
-                1 for block in pool.blocks if block.ref_cnt == 0 and block.block_hash is not None
+                block.ref_cnt == 0 and block.block_hash is not None for block in pool.blocks
             )
-
-    @property
-    def pool(self) -> Any:
-        """The engine's pool, None once it is gone."""
-        return self._pool()
 
     def counts(self) -> tuple[int, int, int]:
         """(used, cached, free) blocks; the null block belongs to none of them."""
-        pool = self.pool
+        pool: Any = self._pool()
         available = pool.get_num_free_blocks()
         used = pool.num_gpu_blocks - 1 - available
         if self.cached < 0:
@@ -38,23 +33,22 @@ class BlockGauge:
         return used, self.cached, available - self.cached
 
     def kept(self, blocks: list[Any]) -> None:
-        """Blocks were given back behind the others, because they hold a reusable prefix."""
+        """Count blocks that are given back last because they hold a reusable prefix."""
         if self.cached >= 0:
-            self.cached += sum(1 for block in blocks if block.block_hash is not None)
+            self.cached += sum(block.block_hash is not None for block in blocks)
 
-    def taken(self, block: Any) -> None:
-        """A block that was free is shared by a request again."""
+    def reused(self, block: Any) -> None:
+        """Count a free block that a request shares again."""
         if self.cached > 0 and block.block_hash is not None:
             self.cached -= 1
 
-    def dropped(self, block: Any) -> None:
-        """A block lost its prefix."""
-        self.evicted += 1
-        if self.cached > 0 and block.ref_cnt == 0:
-            self.cached -= 1
+    def evict(self, _token: Any, evicted: bool, block: Any) -> None:
+        if evicted:
+            self.evicted += 1
+            if self.cached > 0 and block.ref_cnt == 0:
+                self.cached -= 1
 
-    def emptied(self) -> None:
-        """The prefix cache was reset."""
-        if self.cached > 0:
+    def reset(self, _token: Any, emptied: bool) -> None:
+        if emptied and self.cached > 0:
             self.evicted += self.cached
             self.cached = 0

@@ -9,27 +9,26 @@ from engine_hooks.protocol import events
 from engine_hooks.protocol.clock import now
 
 TESTED: Final = ("0.32",)
-"""Versions that the tests ran on. Outside them the hooks go in all the same as far as their
+"""Versions that the tests ran on. Outside them the hooks are installed all the same as far as their
 signatures hold, with a warning on screen."""
 
 
 def version() -> str:
-    """Version of the installed vLLM. Its distribution has several names, so its own module is
-    asked."""
+    """Return vLLM's version by its own module: its distribution has several names."""
     from vllm.version import __version__
 
     return str(__version__)
 
 
 def graph_of(config: Any) -> int:
-    """How the model runs, as in `events.Step.graph`: 0 eager, 1 CUDA graph, 2 compiled."""
+    """Return how the model runs, as in `events.Step.graph`: 0 eager, 1 CUDA graph, 2 compiled."""
     if int(config.compilation_config.mode or 0) != 0:
         return 2
     return int(_cuda_graphs(config))
 
 
 def engine(scheduler: Any, facts: tuple[Any, ...] | None = None) -> events.Engine:
-    """The facts of `scheduler`. `facts` is what a worker said: (weights, their bytes, threads,
+    """Return the facts of `scheduler`. `facts` came from a worker: (weights, their bytes, threads,
     device, attention)."""
     config = scheduler.vllm_config
     model = config.model_config
@@ -41,11 +40,9 @@ def engine(scheduler: Any, facts: tuple[Any, ...] | None = None) -> events.Engin
     warnings = []
     if not installed.startswith(TESTED):
         warnings.append(f"vLLM {installed} is not among the tested versions ({', '.join(TESTED)})")
-    if len(caches.kv_cache_groups) > 1:
-        warnings.append(
-            f"{len(caches.kv_cache_groups)} groups of KV cache: block figures are those of the "
-            "first"
-        )
+    groups = len(caches.kv_cache_groups)
+    if groups > 1:
+        warnings.append(f"{groups} groups of KV cache: block figures are those of the first")
     if parallel.world_size > 1:
         warnings.append(f"weights are those of one of {parallel.world_size} workers")
     if config.speculative_config is not None:

@@ -13,4 +13,4 @@ class VllmMiddleware(FrontMiddleware):
 
     def __init__(self, app: App) -> None:
         super().__init__(app, hooks().front.fronts)
-        hooks().serve()
+        hooks().front.start(server=True)

@@ -3,8 +3,8 @@
 Every output that reaches the front end carries the core's own QUEUED, SCHEDULED and PREEMPTED
 events (monotonic seconds), how much of the prompt was cached, and the core's stamp of the step that
 made it. From these come stage 4, whole steps without parts, the latencies and the gauges: less than
-the hooks give, said to be *estimated*, and only used where they are gone. It needs vLLM's
-statistics (on in a server, ``disable_log_stats=False`` for `LLM`).
+the hooks give, reported as *estimated*, and only used where the hooks are gone. vLLM's statistics
+must be on (they are in a server; ``disable_log_stats=False`` for `LLM`).
 """
 
 from __future__ import annotations
@@ -20,52 +20,43 @@ from engine_hooks.protocol.stages import Stage
 _SOURCE: Final = "EngineCoreOutput.events, .prefill_stats"
 _ENDS: Final = {"abort": "cancelled", "error": "failed"}
 _LATEST_NS: Final = 120 * NS_PER_S
-"""A core's stamp that is not of the last two minutes was read from the clock of another host: it
+"""A core's stamp that is not of the last two minutes was read from the clock of another host and
 says nothing here."""
 
 
 class PublicSteps:
     """Makes events out of the engine's outputs. `lost`: the core's stages that are not hooked, with
-    their reasons; only these are told."""
+    their reasons; only these are emitted."""
 
-    def __init__(self, voice: Emitter, lost: dict[int, tuple[str, str]]) -> None:
-        self.voice = voice
+    def __init__(self, emitter: Emitter, lost: dict[int, tuple[str, str]]) -> None:
+        self.emitter = emitter
         self.lost = lost
         self.blocks = -1
-        """Blocks of the engine's cache, once somebody said it."""
+        """Blocks of the engine's cache, once known."""
         self._stats: tuple[int, int, float] | None = None
-        """Running and waiting requests and the share of the cache in use, as last told."""
+        """Running and waiting requests and the share of the cache in use, as last seen."""
         self._members: dict[str, int] = {}
-        self._count = 0
-        self._begin = 0
-        self._last = 0
-        self._preempted = 0
+        self._count = self._begin = self._last = self._preempted = 0
 
-    @property
-    def needed(self) -> bool:
-        """Whether the core tells no steps."""
-        return Stage.DECODE in self.lost
-
-    def tell_coverage(self) -> None:
-        """Say what is estimated instead of measured, and what is gone."""
+    def report_coverage(self) -> None:
+        """Emit what is estimated instead of measured, and what is gone."""
         path, reason = self.lost[Stage.DECODE]
         why = f"vLLM's own stamps instead: {path.partition(':')[2]} {reason}"
         for stage in (Stage.ADMISSION, Stage.PREFILL, Stage.DECODE, Stage.TEARDOWN):
             if stage in self.lost or stage is Stage.PREFILL:
-                self.voice.cover(stage, "estimated", _SOURCE, why)
+                self.emitter.cover(stage, "estimated", _SOURCE, why)
+        gone = f"steps are not measured in parts: {path} {reason}"
         for stage in (Stage.EMBED, Stage.LM_HEAD, Stage.SAMPLE):
-            self.voice.cover(
-                stage, "unavailable", _SOURCE, f"steps are not told in parts: {path} {reason}"
-            )
+            self.emitter.cover(stage, "unavailable", _SOURCE, gone)
 
     def gauges(self, stats: Any) -> None:
-        """The scheduler's statistics of an iteration, None when there are none."""
+        """Note the scheduler's statistics of an iteration, None when there are none."""
         if stats is not None:
             self._stats = stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage
 
     def outputs(self, keys: dict[str, int], some: Any, timestamp: float | None) -> None:
-        """The core handed out `some` at `timestamp` (monotonic s). `keys`: request id → number, for
-        those we follow."""
+        """Emit what `some`, which the core handed out at `timestamp` (monotonic s), says. `keys`:
+        request id → key, for those we follow."""
         if not timestamp:
             return
         token = int(timestamp * NS_PER_S)
@@ -94,46 +85,38 @@ class PublicSteps:
             if output.finish_reason is not None:
                 ended.append((key, output.finish_reason))
         if members:
-            # It began when the one before it was over, but not before its newest member was
+            # A step starts when the one before it is over, but not before its newest member was
             # scheduled.
             goes_on = not members.keys().isdisjoint(self._members)
             joined = not members.keys() <= self._members.keys()
             begin = max(self._last if goes_on else 0, scheduled_at)
             self._step(token if joined and not scheduled_at else begin, token, members, odd)
-        for key, reason in ended:
-            self._end(key, str(reason), token)
+        if Stage.TEARDOWN in self.lost:
+            for key, reason in ended:
+                why = _ENDS.get(str(reason), str(reason))
+                self.emitter.emit_lifecycle(events.Finished(token, key, why))
+                self.emitter.emit_lifecycle(events.Released(now(), key))
         self._last = token
 
     def _event(self, key: int, kind: str, at: int, prefill: Any) -> None:
-        emit = self.voice.emit_lifecycle
+        emit = self.emitter.emit_lifecycle
         if kind == "QUEUED" and Stage.ADMISSION in self.lost:
-            emit(
-                events.Queued(at, key, "", prefill.num_prompt_tokens if prefill is not None else -1)
-            )
+            prompt = -1 if prefill is None else prefill.num_prompt_tokens
+            emit(events.Queued(at, key, "", prompt))
         elif kind == "SCHEDULED" and (Stage.ADMISSION in self.lost or Stage.KV_ALLOC in self.lost):
-            emit(
-                events.Scheduled(
-                    at,
-                    key,
-                    at,
-                    prefill.num_cached_tokens if prefill is not None else -1,
-                    0,
-                    0,
-                    prefill is None,
-                )
-            )
+            cached = -1 if prefill is None else prefill.num_cached_tokens
+            emit(events.Scheduled(at, key, at, cached, resumed=prefill is None))
         elif kind == "PREEMPTED":
             self._preempted += 1
-            emit(events.Preempted(at, key, "recompute", -1, -1, self._preempted))
+            emit(events.Preempted(at, key, "recompute", total=self._preempted))
 
     def _step(self, begin: int, token: int, members: dict[str, int], odd: list[int]) -> None:
         before, self._members = self._members, members
         self._count += 1
-        # steps are told, and sorted, by their begin
+        # steps are emitted, and sorted, by their start
         begin = self._begin = min(max(begin, self._begin + 1), token)
-        step = events.Step(
-            begin, self._count, batch=len(members), token=token - begin, end=token - begin
-        )
+        step = events.Step(begin, self._count, batch=len(members))
+        step.token = step.end = token - begin
         step.joined = pack_u32([key for rid, key in members.items() if rid not in before])
         step.left = pack_u32([key for rid, key in before.items() if rid not in members])
         step.odd = pack_u32(odd)
@@ -144,9 +127,4 @@ class PublicSteps:
             if self.blocks > 0:
                 step.used = round(usage * self.blocks)
                 step.free = self.blocks - step.used
-        self.voice.emit(step)
-
-    def _end(self, key: int, reason: str, at: int) -> None:
-        if Stage.TEARDOWN in self.lost:
-            self.voice.emit_lifecycle(events.Finished(at, key, _ENDS.get(reason, reason)))
-            self.voice.emit_lifecycle(events.Released(now(), key))
+        self.emitter.emit(step)

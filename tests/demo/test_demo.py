@@ -56,7 +56,7 @@ def headless(tracer: Commands, *arguments: str) -> dict[str, Any]:
     process = tracer.start("demo", "--headless", "--json", *arguments)
     out, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, err
-    assert "tracer: transformers serves; clients come at" in err
+    assert "tracer: transformers is serving · " in err
     document: dict[str, Any] = json.loads(out)
     return document
 
@@ -231,7 +231,7 @@ def test_on_a_terminal_it_shows_requests_and_obeys_keys(tracer: Commands) -> Non
         (("--model", "."), ". is no model folder: it holds no config.json"),
         (
             ("--stopwatch", "/no/such/folder/file"),
-            "cannot write /no/such/folder/file: No such file or directory",
+            "cannot write /no/such/folder/file: no such file or directory",
         ),
     ],
 )
@@ -246,8 +246,7 @@ def test_what_cannot_work_is_told_in_one_line(
 def test_without_the_engine_it_says_what_to_install(
     tracer: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tracer.demo.launch import DemoError
-    from tracer.demo.transformers import launch_transformers
+    from tracer.demo.launch import DemoError, launch_transformers
 
     monkeypatch.setattr("sys.executable", "/no/such/python")
     monkeypatch.setenv("PATH", "/no/such/folder")

@@ -15,9 +15,8 @@ import pytest_asyncio
 
 from tracer.demo.clients import Stopwatch
 from tracer.demo.demo import answers
-from tracer.demo.launch import free_port
+from tracer.demo.launch import free_port, launch_transformers
 from tracer.demo.traffic import BURST, RATES, Traffic
-from tracer.demo.transformers import launch_transformers
 
 DEADLINE_S = 180.0
 
@@ -117,8 +116,8 @@ async def test_a_burst_comes_at_once(quiet: Observed) -> None:
     assert len(over) == BURST and max(watch.sent for watch in quiet.records) < min(over), (
         "all before any is answered"
     )
-    assert quiet.traffic.tally.failed == 0
-    assert quiet.traffic.tally.output_tokens == sum(
+    assert quiet.traffic.totals.failed == 0
+    assert quiet.traffic.totals.output_tokens == sum(
         watch.output_tokens or 0 for watch in quiet.records
     )
 
@@ -133,7 +132,7 @@ async def test_stopping_hangs_up_and_tells_what_was_under_way(engine: Engine) ->
     await traffic.stop()
     assert len(records) == BURST
     assert any(watch.hung_up and watch.finish_reason == "" for watch in records)
-    assert traffic.tally.hung_up == sum(watch.hung_up for watch in records)
+    assert traffic.totals.hung_up == sum(watch.hung_up for watch in records)
     assert await answers(engine.port, "/health"), "the engine does not mind"
 
 
@@ -186,5 +185,5 @@ async def test_an_engine_that_is_not_there_is_told_in_one_line() -> None:
     await traffic.stop()
     assert records[0].error.startswith("APIConnectionError: ")
     assert "\n" not in records[0].error
-    assert traffic.tally.failed == 1
-    assert traffic.tally.last_error == records[0].error
+    assert traffic.totals.failed == 1
+    assert traffic.totals.last_error == records[0].error

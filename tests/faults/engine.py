@@ -23,9 +23,8 @@ import msgspec
 
 from tests.cli.commands import marked, parent, runs
 from tracer.demo.clients import Order, Stopwatch
-from tracer.demo.launch import free_port
-from tracer.demo.own_python import own_python
-from tracer.demo.transformers import launch_transformers
+from tracer.demo.launch import free_port, launch_transformers
+from tracer.recording.own_python import own_python
 from tracer.transport.sources import discover
 
 REPOSITORY: Final = Path(__file__).resolve().parents[2]

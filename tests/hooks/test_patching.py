@@ -53,7 +53,7 @@ def test_a_hook_sees_arguments_and_result_and_is_undone(
 ) -> None:
     seen: list[object] = []
     original = engine.Engine.step
-    assert patches.put(
+    assert patches.install(
         Hook(
             "a_small_engine:Engine.step",
             needs=("tokens",),
@@ -72,7 +72,7 @@ def test_a_hook_that_is_in_is_not_put_in_again(engine: types.ModuleType, patches
     seen: list[int] = []
     original = engine.Engine.step
     hook = Hook("a_small_engine:Engine.step", before=lambda _self, tokens: seen.append(tokens))
-    assert patches.put(hook) and patches.put(hook)
+    assert patches.install(hook) and patches.install(hook)
     engine.Engine().step(3)
     assert seen == [3]
     patches.remove()
@@ -82,7 +82,7 @@ def test_a_hook_that_is_in_is_not_put_in_again(engine: types.ModuleType, patches
 def test_an_inherited_method_is_given_back_to_its_base(
     engine: types.ModuleType, patches: Patches
 ) -> None:
-    assert patches.put(Hook("a_small_engine:Engine.inherited"))
+    assert patches.install(Hook("a_small_engine:Engine.inherited"))
     assert "inherited" in vars(engine.Engine)
     patches.remove()
     assert "inherited" not in vars(engine.Engine)
@@ -93,7 +93,7 @@ def test_the_engines_exception_passes_and_is_told(
     engine: types.ModuleType, patches: Patches
 ) -> None:
     told: list[str] = []
-    patches.put(
+    patches.install(
         Hook(
             "a_small_engine:Engine.step", failed=lambda _token, error, *_a: told.append(str(error))
         )
@@ -114,7 +114,7 @@ def test_our_own_error_never_reaches_the_engine_and_switches_the_hook_off(
         runs += 1
         raise RuntimeError("ours")
 
-    patches.put(Hook("a_small_engine:Engine.step", before=broken))
+    patches.install(Hook("a_small_engine:Engine.step", before=broken))
     for _ in range(FAULT_LIMIT + 3):
         assert engine.Engine().step(1) == 2
     assert engine.Engine.calls == FAULT_LIMIT + 3
@@ -126,9 +126,9 @@ def test_our_own_error_never_reaches_the_engine_and_switches_the_hook_off(
 def test_a_place_that_is_gone_or_changed_is_a_reason_not_an_error(
     engine: types.ModuleType, patches: Patches
 ) -> None:
-    assert not patches.put(Hook("a_small_engine:Engine.nothing"))
-    assert not patches.put(Hook("no_such_module:f"))
-    assert not patches.put(Hook("a_small_engine:Engine.step", needs=("tokens", "budget")))
+    assert not patches.install(Hook("a_small_engine:Engine.nothing"))
+    assert not patches.install(Hook("no_such_module:f"))
+    assert not patches.install(Hook("a_small_engine:Engine.step", needs=("tokens", "budget")))
     assert patches.misses["a_small_engine:Engine.step"] == "its parameters changed: budget missing"
     assert "not found" in patches.misses["a_small_engine:Engine.nothing"]
     assert "not found" in patches.misses["no_such_module:f"]
@@ -136,7 +136,7 @@ def test_a_place_that_is_gone_or_changed_is_a_reason_not_an_error(
 
 async def test_a_coroutine_is_awaited_once(engine: types.ModuleType, patches: Patches) -> None:
     seen: list[int] = []
-    patches.put(
+    patches.install(
         Hook(
             "a_small_engine:Engine.answer",
             after=lambda _t, result, *_a: seen.append(result),
@@ -150,7 +150,7 @@ async def test_a_coroutine_is_awaited_once(engine: types.ModuleType, patches: Pa
 def test_a_wrapper_of_somebody_else_is_left_in_place(
     engine: types.ModuleType, patches: Patches
 ) -> None:
-    patches.put(Hook("a_small_engine:Engine.step"))
+    patches.install(Hook("a_small_engine:Engine.step"))
     ours = engine.Engine.step
 
     def theirs(self: object, tokens: int) -> int:

@@ -232,24 +232,24 @@ def test_detaching_leaves_the_engine_as_it_was(
     model: Any, prompts: list[list[int]], sockets: Path
 ) -> None:
     import engine_hooks
-    from engine_hooks.base.patching import _resolve
+    from engine_hooks.base.patching import resolve
     from engine_hooks.transformers import continuous_batching
 
     hooks = continuous_batching.EngineHooks.table(
         continuous_batching.EngineHooks(engine_hooks.base.emitter.emitter())
     )
-    before = {hook.path: _resolve(hook.path)[2] for hook in hooks}
+    before = {hook.path: resolve(hook.path)[2] for hook in hooks}
     first = engine_hooks.attach(model)
     second = engine_hooks.attach(model)
-    assert all(_resolve(path)[2] is not function for path, function in before.items())
+    assert all(resolve(path)[2] is not function for path, function in before.items())
     traced_output = model.generate_batch(prompts[:2], **configs(12, 64))
     first.detach()
     first.detach()
-    assert any(_resolve(path)[2] is not function for path, function in before.items()), (
+    assert any(resolve(path)[2] is not function for path, function in before.items()), (
         "the second handle still holds"
     )
     second.detach()
-    assert all(_resolve(path)[2] is function for path, function in before.items())
+    assert all(resolve(path)[2] is function for path, function in before.items())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert not list(sockets.glob("*.sock"))
     bare_output = model.generate_batch(prompts[:2], **configs(12, 64))

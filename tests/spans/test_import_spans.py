@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine_hooks.protocol.events import Received
 from tests.effort import examples
 from tracer.export.imports.spans import Imported, SpanError, read
 from tracer.state.trace_state import TraceState
@@ -116,59 +117,63 @@ def test_what_is_no_trace_is_said_in_one_line(data: bytes, reason: str) -> None:
     assert "\n" not in str(raised.value)
 
 
-@settings(max_examples=examples(60), deadline=None)
-@given(
-    st.lists(
-        st.fixed_dictionaries(
-            {
-                "traceId": st.sampled_from(["a", "b"]),
-                "name": st.sampled_from(
-                    [
-                        "tokenize",
-                        "prefill_forward",
-                        "chunked_prefill",
-                        "decode_loop",
-                        "llm_request",
-                        "x",
-                    ]
-                ),
-                "startTimeUnixNano": st.one_of(
-                    st.integers(-5, 1 << 70).map(str), st.text(max_size=3)
-                ),
-                "endTimeUnixNano": st.integers(-5, 1 << 70).map(str),
-                "attributes": st.lists(
-                    st.fixed_dictionaries(
-                        {
-                            "key": st.sampled_from(
-                                [
-                                    "rid",
-                                    "gen_ai.usage.prompt_tokens",
-                                    "gen_ai.usage.completion_tokens",
-                                    "gen_ai.latency.time_to_first_token",
-                                    "gen_ai.latency.e2e",
-                                ]
-                            ),
-                            "value": st.one_of(
-                                st.integers(-3, 1 << 40).map(lambda n: {"intValue": str(n)}),
-                                st.floats(allow_nan=False).map(lambda n: {"doubleValue": n}),
-                                st.text(max_size=5).map(lambda text: {"stringValue": text}),
-                            ),
-                        }
-                    ),
-                    max_size=4,
-                ),
-            }
-        ),
-        max_size=12,
-    )
+INSTANTS = st.integers(-5, 1 << 70).map(str)
+VALUES = (
+    st.integers(-3, 1 << 40).map(lambda n: {"intValue": str(n)})
+    | st.floats(allow_nan=False).map(lambda n: {"doubleValue": n})
+    | st.text(max_size=5).map(lambda text: {"stringValue": text})
 )
+KEYS = st.sampled_from([
+    "rid", "gen_ai.usage.prompt_tokens", "gen_ai.usage.completion_tokens",
+    "gen_ai.latency.time_to_first_token", "gen_ai.latency.e2e",
+])  # fmt: skip
+NAMES = st.sampled_from(
+    ["tokenize", "prefill_forward", "chunked_prefill", "decode_loop", "llm_request", "x"]
+)
+SPAN = st.fixed_dictionaries({
+    "traceId": st.sampled_from(["a", "b"]),
+    "name": NAMES,
+    "startTimeUnixNano": INSTANTS | st.text(max_size=3),
+    "endTimeUnixNano": INSTANTS,
+    "attributes": st.lists(st.fixed_dictionaries({"key": KEYS, "value": VALUES}), max_size=4),
+})  # fmt: skip
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(SPAN, max_size=12))
 def test_whatever_a_file_holds_is_read_or_refused(spans: list[dict[str, object]]) -> None:
     document = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}).encode()
     try:
         imported = read(document)
-    except SpanError:
+    except SpanError as error:
+        assert "\n" not in str(error)
         return
-    state = TraceState()
-    for source, event in imported.events:
-        state.apply(source, event)
-    state.snapshot()
+    assert 0 < imported.requests <= len(spans)
+    assert imported.requests + imported.ignored + imported.set_aside <= len(spans)
+    sources = [header.source for header in imported.headers]
+    assert len(set(sources)) == len(sources)
+    assert {source for source, _ in imported.events} == set(sources)
+    instants = [event.t for _, event in imported.events]
+    assert instants == sorted(instants) and instants[0] >= 0
+    received = [event.key for _, event in imported.events if isinstance(event, Received)]
+    assert len(received) == imported.requests
+    state = state_of(imported)
+    assert state.received_total == state.snapshot().total == imported.requests
+
+
+def test_a_span_that_is_no_request_is_counted_and_one_out_of_time_is_set_aside() -> None:
+    def span(name: str, begin: int, **attributes: str) -> dict[str, object]:
+        told = [{"key": key, "value": {"stringValue": text}} for key, text in attributes.items()]
+        times = {"startTimeUnixNano": str(begin), "endTimeUnixNano": str(begin + 1000)}
+        return {"traceId": f"{name}{begin}", "name": name, "attributes": told, **times}
+
+    began = 1_700_000_000_000_000_000
+    spans = [
+        span("request", began, rid="one"),
+        span("GET /", began + 5),
+        span("decode_loop", began + 6),
+        span("thread", began + 7, thread_label="tokenizer"),
+        span("request", began + 366 * 86_400 * 10**9, rid="later"),
+    ]
+    imported = read(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}).encode())
+    assert (imported.requests, imported.ignored, imported.set_aside) == (1, 2, 1)

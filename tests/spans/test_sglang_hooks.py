@@ -111,9 +111,9 @@ def hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[SglangHooks]:
         for attribute in list(vars(cls)):
             if not attribute.startswith("__"):
                 monkeypatch.setattr(cls, attribute, vars(cls)[attribute])  # put back as it was
-    voice = Emitter()
-    monkeypatch.setattr(voice, "start", lambda role, title: None)
-    hooks = SglangHooks(voice)
+    emitter = Emitter()
+    monkeypatch.setattr(emitter, "start", lambda role, title: None)
+    hooks = SglangHooks(emitter)
     registry = Registry()
     hooks.install(registry, "around")
     assert hooks.patches.misses == {}
@@ -131,7 +131,7 @@ async def test_a_request_is_told_from_its_text_to_its_last_token(hooks: SglangHo
     ]
     assert said == ["token 1", "token 2", "token 3"]
     state = TraceState()
-    told = hooks.voice.buffer.drain()[1]
+    told = hooks.emitter.buffer.drain()[1]
     for event in told:
         state.apply("sglang", event)
     assert state.unknown == 0
@@ -152,7 +152,7 @@ async def test_our_own_errors_do_not_reach_the_engine(hooks: SglangHooks) -> Non
     scheduler._add_request_to_queue(types.SimpleNamespace(rid="odd"))  # type: ignore[arg-type]
     assert len(scheduler.queue) == 1
     (fault,) = [
-        event for event in hooks.voice.buffer.drain()[1] if isinstance(event, events.HookFault)
+        event for event in hooks.emitter.buffer.drain()[1] if isinstance(event, events.HookFault)
     ]
     assert "_add_request_to_queue" in fault.hook
 

@@ -60,7 +60,7 @@ def main() -> None:
     said: dict[str, object] = {"version": version(), "tested": version().startswith(TESTED)}
     for name, table in tables.items():
         patches = Patches(lambda *fault: None)
-        fits = [patches.put(hook) for hook in table]
+        fits = [patches.install(hook) for hook in table]
         patches.remove()
         said[name] = {"places": len(fits), "misses": patches.misses}
     misses = {row.path: why for row in FIELDS if (why := lacking_fields(row))}

@@ -18,7 +18,8 @@ from engine_hooks.base.emitter import Emitter
 from engine_hooks.base.patching import Patches
 from engine_hooks.protocol import events
 from engine_hooks.vllm import plugin
-from engine_hooks.vllm.marks import TAG, Marks
+from engine_hooks.vllm.marks import TAG, Marks, unpack
+from engine_hooks.vllm.roles import Roles
 from engine_hooks.vllm.worker import V2, WorkerHooks
 from tests.vllm.server import engine_environment
 
@@ -94,13 +95,13 @@ def test_a_forked_process_starts_with_nothing_of_its_parents() -> None:
         "import os\n"
         "from engine_hooks.base.emitter import FRONT, emitter\n"
         "from engine_hooks.protocol.stages import Stage\n"
-        "voice = emitter()\n"
-        "voice.hold('parents', FRONT)\n"
-        "voice.cover(Stage.RECEIVE, 'measured', 'here')\n"
+        "trace = emitter()\n"
+        "trace.hold('parents', FRONT)\n"
+        "trace.cover(Stage.RECEIVE, 'measured', 'here')\n"
         "pid = os.fork()\n"
         "pid and os.waitpid(pid, 0)\n"
-        "print('parent' if pid else 'child', voice.known('parents'), len(voice.coverage), "
-        "voice.buffer.emitted)\n"
+        "print('parent' if pid else 'child', trace.known('parents'), len(trace.coverage), "
+        "trace.buffer.emitted)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["child False 0 0", "parent True 1 1"]
@@ -111,36 +112,27 @@ def test_a_forked_process_starts_with_nothing_of_its_parents() -> None:
 
 def test_marks_of_a_worker_become_offsets_of_its_step() -> None:
     marks = Marks(7, 1_000)
-    marks.launched, marks.layers, marks.head, marks.token = 1_100, 1_200, 1_900, 2_500
-    output = types.SimpleNamespace()
-    setattr(output, TAG, marks.pack())
-    read = Marks.read(output, 7)
-    assert read is not None
+    took = marks.step
+    took.launched, took.layers, took.head, took.token = 100, 200, 900, 1_500
     step = events.Step(1_000, 7)
-    read.fill(step)
-    assert (step.launched, step.embed, step.layers, step.head, step.logits) == (
-        100,
-        -1,
-        200,
-        900,
-        -1,
-    )
-    assert read.token == 2_500
+    unpack(types.SimpleNamespace(**{TAG: marks.pack()}), step)
+    parts = (step.launched, step.embed, step.layers, step.head, step.logits, step.token)
+    assert parts == (100, -1, 200, 900, -1, 1_500)
 
 
 def test_marks_of_another_step_or_another_host_are_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     marks = Marks(7, 1_000)
-    marks.launched = marks.token = 1_100
-    output = types.SimpleNamespace()
-    setattr(output, TAG, marks.pack())
-    assert Marks.read(output, 8) is None
-    assert Marks.read(types.SimpleNamespace(), 7) is None
+    marks.step.launched = marks.step.token = 100
+    marks.facts = (1, 2)
+    output = types.SimpleNamespace(**{TAG: marks.pack()})
+    another, bare, elsewhere = events.Step(1_000, 8), events.Step(1_000, 7), events.Step(1_000, 7)
+    assert unpack(output, another) is None
+    assert unpack(types.SimpleNamespace(), bare) is None
     monkeypatch.setattr("engine_hooks.vllm.marks.HERE", 12345)
-    other = Marks.read(output, 7)
-    assert other is not None
-    assert (other.launched, other.token) == (0, 0)
+    assert unpack(output, elsewhere) == (1, 2), "facts hold on every host"
+    assert [(step.launched, step.token) for step in (another, bare, elsewhere)] == [(-1, -1)] * 3
 
 
 @pytest.fixture
@@ -194,16 +186,16 @@ def second_runner() -> Iterator[types.ModuleType]:
 
 def test_the_second_runners_marks_come_in_order(second_runner: types.ModuleType) -> None:
     patches = Patches(lambda *fault: pytest.fail(str(fault)))
-    hooks = WorkerHooks(Emitter(), patches, lambda worker: None)
-    assert all(patches.put(hook) for hook in hooks.table(V2))
+    hooks = WorkerHooks(Emitter(), patches, Roles(Emitter()))
+    assert all(patches.install(hook) for hook in hooks.table(V2))
     runner = second_runner.GPUModelRunner()
     hooks._head(runner.model)
     plan = types.SimpleNamespace(**{TAG: (3, 1)})
     runner.execute_model(plan)
     result = runner.sample_tokens(None).get_output()
-    marks = Marks.read(result, 3)
-    assert marks is not None
-    order = [marks.launched, marks.head, marks.logits, marks.sampled, marks.token]
+    step = events.Step(1, 3)
+    unpack(result, step)
+    order = [step.launched, step.head, step.logits, step.sampled, step.token]
     assert order[0] > 0
     assert order == sorted(order)
     runner.execute_model(types.SimpleNamespace())  # a warm-up: nothing asked for it
