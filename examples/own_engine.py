@@ -11,10 +11,10 @@ from engine_hooks.protocol.clock import now
 from engine_hooks.protocol.events import pack_u32
 from engine_hooks.protocol.stages import Stage
 
-voice = emitter()
-voice.start("engine", "own engine")
-tell = voice.emit_lifecycle
-tell(events.Engine(now(), "own engine", model=sys.argv[1]))
+trace = emitter()
+trace.start("engine", "own engine")
+emit = trace.emit_lifecycle
+emit(events.Engine(now(), "own engine", model=sys.argv[1]))
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 
@@ -34,24 +34,24 @@ class Steps(LogitsProcessor):
         if first:
             step.joined, step.left = pack_u32([self.key]), pack_u32([self.key - 1])
             step.odd = pack_u32([self.key, self.prompt, 1])
-        voice.emit(step)
+        trace.emit(step)
         self.began = at
         return scores
 
 
 steps = Steps()
 for rid, text in (("one", "The capital of France is"), ("two", "One, two, three,")):
-    steps.key = key = voice.hold(rid, ENGINE)
-    tell(events.Received(now(), key, rid, "generate", offline=True))
-    tell(events.Begin(now(), key, Stage.TOKENISE))
+    steps.key = key = trace.hold(rid, ENGINE)
+    emit(events.Received(now(), key, rid, "generate", offline=True))
+    emit(events.Begin(now(), key, Stage.TOKENISE))
     inputs = tokenizer(text, return_tensors="pt")
     steps.prompt = inputs.input_ids.shape[1]
-    tell(events.End(now(), key, Stage.TOKENISE, steps.prompt))
-    tell(events.Queued(now(), key, rid, steps.prompt))
+    emit(events.End(now(), key, Stage.TOKENISE, steps.prompt))
+    emit(events.Queued(now(), key, rid, steps.prompt))
     steps.began = now()
-    tell(events.Scheduled(steps.began, key, steps.began))
+    emit(events.Scheduled(steps.began, key, steps.began))
     out = model.generate(**inputs, max_new_tokens=8, do_sample=False, logits_processor=[steps])
-    tell(events.Finished(now(), key, "length", out.shape[1] - steps.prompt))
-    tell(events.Released(now(), key))
+    emit(events.Finished(now(), key, "length", out.shape[1] - steps.prompt))
+    emit(events.Released(now(), key))
     print(tokenizer.decode(out[0]))
-voice.stop()
+trace.stop()

@@ -32,7 +32,7 @@ MODULES = (
     "tracer.cli.export",
     "tracer.export.page_file",
     "tracer.export.metrics",
-    "tracer.monitor.outlets",
+    "tracer.monitor.monitor",
     "tracer.monitor.hardware.gauge",
     "engine_hooks",
     "engine_hooks.transformers.continuous_batching",

@@ -31,7 +31,7 @@ RUN_ELSEWHERE = {
         "tests/vllm/test_serve.py::test_three_processes_tell_one_story"
     ),
     "tracer replay slow.trace": (
-        "tests/cli/test_studies.py::test_a_recording_is_replayed_in_the_same_screens"
+        "tests/cli/test_files.py::test_a_recording_is_replayed_in_the_same_screens"
     ),
 }
 """Command → what runs it."""

@@ -5,22 +5,32 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from engine_hooks.protocol.stages import Stage
-from tracer.analysis.budget.options import add_arguments
+from tracer.analysis.budget.options import budget_of
 from tracer.analysis.errors import AnalysisError
-from tracer.export.budget_text import budget_main, budget_text
+from tracer.cli.workload_options import add_workload_options
+from tracer.export.budget_text import budget_document, budget_text
 from tracer.format.text import cell_width
 
 
 def options(*arguments: str) -> argparse.Namespace:
     """The flags as the command line reads them."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
-    add_arguments(parser)
+    add_workload_options(parser)
     return parser.parse_args(arguments)
+
+
+def budget_main(
+    options: argparse.Namespace, *, width: int = 100, unicode: bool = True
+) -> tuple[str, dict[str, Any]]:
+    """The text and the document of a budget."""
+    made = budget_of(options)
+    return budget_text(made, width=width, unicode=unicode), budget_document(made)
 
 
 def test_the_document_has_the_reference_figures() -> None:

@@ -15,7 +15,7 @@ from tests.analysis.test_fit import LLAMA, steps
 from tests.effort import examples
 from tests.tui.timeline import Timeline
 from tracer.analysis.beside.beside import Beside
-from tracer.analysis.beside.expected import expected_stages
+from tracer.analysis.beside.expected import expectation
 from tracer.analysis.budget.budget import budget
 from tracer.analysis.budget.economics import balance, first_token, next_token
 from tracer.analysis.budget.workload import Workload
@@ -171,7 +171,9 @@ def test_figures_that_make_no_sense_are_not_used(engine: EngineView, tmp_path: P
 def test_expected_values_are_those_of_the_model(engine: EngineView, snapshot: Snapshot) -> None:
     beside, view = Beside(Calibration()), over(snapshot)
     told = beside.stages(on_l4(engine), view)
-    assert told == expected_stages(on_l4(engine), view, view.batch or 1, 0, L4)
+    expected = expectation(on_l4(engine), L4)
+    assert expected is not None
+    assert told == expected.stages(view, view.batch or 1)
     end = beside.e2e_ms(on_l4(engine), view)
     assert end == pytest.approx(sum(told.values()) - told[Stage.STREAM])
     first = beside.first_ms(on_l4(engine), view)
@@ -193,24 +195,22 @@ def test_nothing_is_expected_where_the_basis_says_why_not(
     assert "size of its model" in beside.basis(shapeless).text
 
 
-def test_alike_requests_are_reckoned_once(engine: EngineView, snapshot: Snapshot) -> None:
-    beside, view = (
-        Beside(Calibration()),
-        replace(over(snapshot), prompt_tokens=1000, cached_tokens=0),
+def test_the_expected_first_token_follows_the_prompt(
+    engine: EngineView, snapshot: Snapshot
+) -> None:
+    beside, view = Beside(Calibration()), replace(over(snapshot), cached_tokens=0, chunks=())
+    short, longer, long = (
+        beside.first_ms(on_l4(engine), replace(view, prompt_tokens=prompt)) or 0.0
+        for prompt in (1000, 1003, 2000)
     )
-    one = beside.first_ms(on_l4(engine), view)
-    assert beside.first_ms(on_l4(engine), replace(view, prompt_tokens=1003)) == one
-    longer = beside.first_ms(on_l4(engine), replace(view, prompt_tokens=2000, chunks=()))
-    assert longer is not None
-    assert one is not None
-    assert longer > one
+    assert 0 < short < longer < long
     assert beside.first_ms(on_l4(engine), replace(view, prompt_tokens=None)) is None
 
 
 # --- token 1 against token 2 ----------------------------------------------------------------------
 
 
-def test_the_first_token_is_dear_in_arithmetic_and_the_others_in_bandwidth() -> None:
+def test_the_first_token_is_expensive_in_arithmetic_and_the_others_in_bandwidth() -> None:
     h100 = DEVICES["h100-sxm"]
     one, two = first_token(LLAMA, 2000), next_token(LLAMA, 2000.0)
     assert one.tokens == 2000

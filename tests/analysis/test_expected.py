@@ -9,8 +9,8 @@ import pytest
 
 from engine_hooks.protocol.stages import Stage
 from tests.tui.timeline import Timeline
-from tracer.analysis.beside.expected import Expectation, expectation, expected_stages
-from tracer.analysis.beside.observed import engine_facts, observe
+from tracer.analysis.beside.expected import Expectation, expectation
+from tracer.analysis.beside.observed import observe
 from tracer.analysis.budget.budget import budget
 from tracer.analysis.budget.workload import Workload
 from tracer.analysis.fit.fit import fit_trace
@@ -94,18 +94,16 @@ def test_a_long_prefill_is_reckoned_by_its_average_chunk() -> None:
 
 def test_nothing_is_expected_of_what_is_not_known() -> None:
     assert Expectation(LLAMA, H100).stages(request(None, 5)) == {}
-    assert expected_stages({"name": "vllm"}, request(100, 5), 1, 0, H100) == {}
-    unknown = EngineView("e", "e", "engine", 1)
-    assert expectation(unknown, H100) is None
+    assert expectation(EngineView("e", "e", "engine", 1, name="vllm"), H100) is None
 
 
 def test_an_engines_own_words_are_enough() -> None:
     timeline = Timeline(40, rate=4.0)
     snapshot = timeline.state().snapshot()
     engine, view = snapshot.engines[0], snapshot.requests[5]
-    told = expected_stages(engine, view, view.batch or 1, 2000, H100)
-    same = expected_stages(engine_facts(engine), view, view.batch or 1, 2000, H100)
-    assert set(told) == set(same) == set(Stage)
+    found = expectation(engine, H100)
+    assert found is not None
+    assert set(found.stages(view, view.batch or 1, 2000)) == set(Stage)
 
 
 def test_with_a_fit_the_expected_is_close_to_the_measured() -> None:
@@ -113,6 +111,8 @@ def test_with_a_fit_the_expected_is_close_to_the_measured() -> None:
     seen = observe(state)
     step = fit_trace(seen, device=DEVICES["l4"]).step
     snapshot = state.snapshot()
+    expectation_of = expectation(snapshot.engines[0], DEVICES["l4"], step)
+    assert expectation_of is not None
     ratios = []
     places = {each.n: number for number, each in enumerate(seen.steps)}
     for view in snapshot.requests:
@@ -129,7 +129,7 @@ def test_with_a_fit_the_expected_is_close_to_the_measured() -> None:
         steps = seen.steps[first : first + view.output_tokens - 1]
         batch = round(sum(each.batch for each in steps) / len(steps))
         context = float(seen.context[first : first + len(steps)].mean())
-        expected = expected_stages(snapshot.engines[0], view, batch, context, DEVICES["l4"], step)
+        expected = expectation_of.stages(view, batch, context)
         ratios.append(expected[Stage.DECODE] / (row.ms - (row.wait_ms or 0.0)))
     ratios.sort()
     assert len(ratios) > 60
@@ -140,12 +140,13 @@ def test_it_is_cheap_enough_for_every_request_on_a_screen() -> None:
     timeline = Timeline(40, rate=4.0)
     snapshot = timeline.state().snapshot()
     engine, views = snapshot.engines[0], snapshot.requests
-    expected_stages(engine, views[0], 4, 3000, H100)
+    found = expectation(engine, H100)
+    assert found is not None
     times = []
     for _ in range(30):
         begin = time.process_time_ns()
         for view in views:
-            expected_stages(engine, view, 4, 3000, H100)
+            found.stages(view, 4, 3000)
         times.append((time.process_time_ns() - begin) / len(views))
     assert sorted(times)[len(times) // 2] < 50_000
 

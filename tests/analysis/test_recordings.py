@@ -38,13 +38,13 @@ def test_a_recording_calibrates_its_engine_and_expected_values_follow_from_it(
 ) -> None:
     assert run("budget", "--fit", str(RECORDING)) == 0
     text = capsys.readouterr().out
-    assert re.search(r"decode runs at \d+% of the memory bandwidth of ", text)
+    assert re.search(r"decode runs at [\d.]+ % of the memory bandwidth of ", text)
     for words in (
         "MFU",
         "MBU",
         "host overhead of a step",
         "90 % of resamples",
-        "on steps it has not seen",
+        "on steps not used for it",
         "Kept in",
     ):
         assert words in text
@@ -91,7 +91,7 @@ def test_without_a_calibration_nothing_is_expected_and_show_says_how_to_get_one(
     ]
     assert {row["expected_ms"] for row in rows} == {None}
     assert run("show", str(RECORDING), "--request", document["requests"][0]["id"]) == 0
-    assert "no expected values: this processor is not measured yet" in capsys.readouterr().out
+    assert "no expected values: run `tracer budget --device cpu` once" in capsys.readouterr().out
 
 
 def test_what_if_tells_the_change_with_its_range_as_text_and_as_json(

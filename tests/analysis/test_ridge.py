@@ -8,8 +8,7 @@ import pytest
 
 from engine_hooks.protocol.events import Engine
 from tests.tui.timeline import ENGINE, SOURCE, START
-from tracer.analysis.beside.beside import Basis, Beside
-from tracer.analysis.beside.ridge import ridge_of
+from tracer.analysis.beside.beside import Basis, Beside, ridge_of
 from tracer.analysis.fit.calibration import Calibration
 from tracer.analysis.model.config import load_model
 from tracer.analysis.model.devices import DEVICES
@@ -55,9 +54,9 @@ def test_a_fitted_step_says_where_its_own_ridge_is() -> None:
         weights_ms=9.0, token_ms=0.4, context_ms=0.0, pair_ms=0.0, head_ms=1.0, sequence_ms=0.1
     )
     engine = told()
-    assert ridge_of(engine, Basis(True, "fitted", DEVICES["l4"], step)) == pytest.approx(20.0)
+    assert ridge_of(engine, Basis("fitted", DEVICES["l4"], step)) == pytest.approx(20.0)
     nothing = StepModel(weights_ms=9.0, token_ms=0.0, context_ms=0.0, pair_ms=0.0)
-    assert ridge_of(engine, Basis(True, "fitted", DEVICES["l4"], nothing)) is None
+    assert ridge_of(engine, Basis("fitted", DEVICES["l4"], nothing)) is None
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ def test_an_engine_that_told_nothing_has_none() -> None:
     state = TraceState()
     state.apply(SOURCE, Engine(START, "plain"))
     engine = state.snapshot().engines[0]
-    assert ridge_of(engine, Basis(True, "", DEVICES["l4"])) is None
+    assert ridge_of(engine, Basis("", DEVICES["l4"])) is None
 
 
 def test_the_document_tells_it_where_expected_values_are_asked_for() -> None:

@@ -217,7 +217,7 @@ def test_the_same_trace_gives_the_same_prediction(busy: Observed) -> None:
 
 
 def test_a_pool_too_small_for_a_request_is_refused(busy: Observed) -> None:
-    with pytest.raises(AnalysisError, match="can never be held"):
+    with pytest.raises(AnalysisError, match="does not fit into"):
         what_if(busy, "kv-blocks=3")
 
 

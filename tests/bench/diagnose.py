@@ -101,7 +101,7 @@ async def beside(state: TraceState) -> None:
     quiet, late = late, []
     costs = []
     for _ in range(5):
-        await watch.look(live)
+        await watch.check(live)
         costs.append(watch.took_ms)
     probing.cancel()
     for name, values in (("no look", quiet), ("looks", late)):

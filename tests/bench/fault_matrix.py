@@ -33,16 +33,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from engine_hooks.protocol import clock
-from engine_hooks.protocol.environment import traced_environment
 from engine_hooks.protocol.recorder import Recorder
 from tracer.analysis.diagnosis import ObservedState, diagnose
 from tracer.cli.target_state import observed
 from tracer.demo import faults
-from tracer.demo.demo import LAUNCHERS, Demo
+from tracer.demo.demo import Demo
 from tracer.demo.faults import Fault
+from tracer.demo.launch import LAUNCHERS
 from tracer.launch.run import Run
 from tracer.monitor.live_findings import LiveDiagnosis
-from tracer.recording.keyframes.keyframer import Keyframer
+from tracer.recording import event_columns
 
 MACHINE = "cpu-oversubscription"
 LOADED = 0.5
@@ -165,8 +165,8 @@ async def run(
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         place = _place(keep, engine, fault.spec, seed)
-        recorder = Recorder(place, with_text=True, keyframes=Keyframer(), overwrite=True)
-    this = Run(job, traced_environment, lambda text, passing=False: None, recorder=recorder)
+        recorder = Recorder(place, with_text=True, encode=event_columns.encode, overwrite=True)
+    this = Run(job, lambda text, passing=False: None, recorder=recorder)
     state, live = ObservedState(keep_finished=20_000, keep_steps=200_000), LiveDiagnosis()
 
     async def read() -> None:

@@ -99,7 +99,7 @@ def main() -> None:
             print(
                 f"{resident():6.0f} MB after {seconds / 60:3.0f} min: {state.received_total:,} "
                 "requests, "
-                f"{len(state.requests.order):,} kept, {len(state.books.ledger):,} rows; "
+                f"{len(state.requests.order):,} kept, {len(state.counters.finished_table):,} rows; "
                 f"fold {100 * folding / seconds:.2f} % of a core, numbers at most "
                 f"{asked * 1e3:.0f} ms"
             )

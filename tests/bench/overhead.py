@@ -147,19 +147,22 @@ class OwnTime:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Hooks that are put in meanwhile are timed."""
-        put = Patches.put
+        install = Patches.install
 
-        def timed_put(patches: Patches, hook: Hook) -> bool:
-            hook = dataclasses.replace(
-                hook, before=self.around(hook.before), after=self.around(hook.after)
+        def timed_install(patches: Patches, *hooks: Hook) -> bool:
+            timed = (
+                dataclasses.replace(
+                    hook, before=self.around(hook.before), after=self.around(hook.after)
+                )
+                for hook in hooks
             )
-            return bool(put(patches, hook))
+            return bool(install(patches, *timed))
 
-        Patches.put = timed_put  # type: ignore[method-assign,assignment]
+        Patches.install = timed_install  # type: ignore[method-assign,assignment]
         try:
             yield
         finally:
-            Patches.put = put  # type: ignore[method-assign]
+            Patches.install = install  # type: ignore[method-assign]
 
 
 def bootstrap(ratios: list[float], rounds: int = 4000) -> tuple[float, float]:

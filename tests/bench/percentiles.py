@@ -13,7 +13,7 @@ import numpy as np
 
 from engine_hooks.protocol.clock import NS_PER_MS
 from tests.tui.timeline import Timeline
-from tracer.state.metrics.books import Books
+from tracer.state.metrics.counters import Counters
 from tracer.state.metrics.histogram import bucket_counts, bucket_indices
 from tracer.state.metrics.numbers import Ask
 
@@ -38,7 +38,7 @@ def main() -> None:
 
     def counts(weight: int) -> float:
         def fill() -> None:
-            many = Books().counts
+            many = Counters().counts
             for place, value in enumerate(listed):
                 many.add(place * NS_PER_MS, place % 700, value, weight)
             many.flush()
@@ -50,7 +50,7 @@ def main() -> None:
         "one: "
         f"{counts(80):.1f} ns a sample"
     )
-    many = Books().counts
+    many = Counters().counts
     for place, value in enumerate(listed):
         many.add(place * NS_PER_MS, place % 700, value)
     now = SAMPLES * NS_PER_MS

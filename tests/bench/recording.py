@@ -4,14 +4,16 @@ FILE]`.
 Writes the trace of an engine at 3,000 tokens a second (60 tokens a step, 50 steps a second; 10
 requests a second with 300 tokens of output each unless `--output` says otherwise), made from a
 seed, through a `Recorder`. Prints bytes an hour, the cost of recording, how long it takes to open
-the file with and without keyframes, seeks, and memory. Times are those of this process's CPU, and
-of the wall clock beside it: on a busy machine only the first says something about the code.
+the file and to fold it for the first time, seeks, and memory. Times are those of this process's
+CPU, and of the wall clock beside it: on a busy machine only the first says something about the
+code.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
 import random
 import resource
 import statistics
@@ -21,7 +23,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine_hooks.protocol.blocks import BASE
+from engine_hooks.protocol.block_maker import without_text
 from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S, ClockAnchor
 from engine_hooks.protocol.events import (
     Begin,
@@ -48,10 +50,13 @@ from engine_hooks.protocol.events import (
 from engine_hooks.protocol.recorder import Recorder
 from engine_hooks.protocol.stages import Stage
 from engine_hooks.protocol.stream_decoder import Delivery
-from tracer.recording.keyframes.keyframer import Keyframer
+from tracer.recording import event_columns
 from tracer.recording.trace_file import TraceFile
 from tracer.replay.cursor import load
+from tracer.replay.folding import Folding
 from tracer.replay.player import Player
+from tracer.replay.snapshot_file import SnapshotFile
+from tracer.state.trace_state import TraceState
 
 US = 1_000
 START = 50_000 * NS_PER_S
@@ -275,93 +280,91 @@ class Stopwatch:
         return f"{self.cpu:.2f} s CPU, {self.wall:.2f} s wall"
 
 
-def record(path: Path, seconds: float, output: int, *, keyframes: bool) -> str:
-    """Write the trace and say what that cost; the digest of the state that was folded for
-    keyframes."""
+def record(path: Path, seconds: float, output: int, *, dense: bool) -> str:
+    """Write the trace and print what that cost; return the digest of its fold. `dense`: in columns,
+    as a viewer records, else in frames, as an engine does."""
     load = Load(output=output)
     moment = [START]
-    keyframer = Keyframer() if keyframes else None
-    recorder = Recorder(path, keyframes=keyframer, overwrite=True, now=lambda: moment[0])
-    spent = 0.0
+    encode = event_columns.encode if dense else None
+    recorder = Recorder(path, encode=encode, overwrite=True, now=lambda: moment[0])
+    state = TraceState()
+    recording = folding = 0.0
     for delivery in load.deliveries(seconds):
         begin = time.process_time()
         if delivery.events:
             moment[0] = delivery.events[-1].t
         recorder.write(delivery)
-        spent += time.process_time() - begin
+        recording += time.process_time() - begin
+        if dense:
+            begin = time.process_time()
+            state.feed(Delivery(delivery.source, delivery.header, without_text(delivery.events)))
+            folding += time.process_time() - begin
     recorder.close()
-    assert not recorder.error and not recorder.keyframe_error, (
-        recorder.error,
-        recorder.keyframe_error,
-    )
-    what = "with keyframes" if keyframes else "events alone (as an engine records)"
+    assert not recorder.error, recorder.error
     print(
-        f"recorded {what}: {load.tokens:,} tokens in {load.steps:,} steps of {load.requests:,} "
-        "requests, "
+        f"recorded {'by a viewer, in columns' if dense else 'by an engine, in frames'}: "
+        f"{load.tokens:,} tokens in {load.steps:,} steps of {load.requests:,} requests, "
         f"{load.events:,} events"
     )
-    print(f"  {recorder.size / 1e6:.1f} MB, {recorder.size / seconds * 3.6e-3:.1f} MB an hour; "
-          f"{spent / seconds:.2%} of a core")  # fmt: skip
-    return keyframer.state.digest() if keyframer is not None else ""
+    print(
+        f"  {recorder.size / 1e6:.1f} MB, {recorder.size / seconds * 3.6e-3:.1f} MB an hour; "
+        f"recording {recording / seconds:.2%} of a core, "
+        f"the fold of a viewer {folding / seconds:.2%}"
+    )
+    return state.digest()
 
 
 def open_and_load(path: Path, digest: str) -> None:
-    """How long it takes until there is something to show."""
+    """Print how long it takes until there is something to show, and until all was folded."""
     with Stopwatch() as watch, TraceFile(path) as trace:
-        kinds = {
-            "events": trace.blocks,
-            "keyframes": trace.keyframes,
-            "whole keyframes": [block for block in trace.keyframes if block.flags & BASE],
-        }
-        parts = ", ".join(
-            f"{len(blocks)} blocks of {name} {sum(b.size for b in blocks) / 1e6:.1f} MB"
-            for name, blocks in kinds.items()
-        )
-    print(f"opened: {watch}; {parts}")
-    for keyframes in (True, False):
-        gc.collect()
-        before = resident()
+        blocks, size = len(trace.blocks), sum(block.size for block in trace.blocks)
+    print(f"opened: {watch}; {blocks:,} blocks of events, {size / 1e6:.1f} MB")
+    with TraceFile(path) as trace:
+        snapshots = SnapshotFile.of(trace)
+        assert snapshots is not None
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         with Stopwatch() as watch:
-            state = load(path, keyframes=keyframes)
-        grown = resident() - before
-        same = state.digest() == digest
+            folding = Folding(snapshots)
+            folding.wait()
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        snapshots.refresh()
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        count = len(snapshots.entries)
         print(
-            f"  state at the end {'from keyframes' if keyframes else 'from all events'}: {watch}, "
-            f"{grown:.0f} MB, "
-            f"digest {'as recorded' if same else 'DIFFERS'}"
+            f"folded for the first time, in a process of its own: {watch.wall:.1f} s wall, "
+            f"{cpu:.1f} s CPU, {after.ru_maxrss / 1e3:.0f} MB at most; {count} snapshots, "
+            f"{snapshots.path.stat().st_size / 1e6:.0f} MB on disk"
         )
-        del state
+    gc.collect()
+    before_mb = resident()
+    with Stopwatch() as watch:
+        state = load(path)
+    same = state.digest() == digest
+    print(
+        f"  state at the end: {watch}, {resident() - before_mb:.0f} MB, "
+        f"digest {'as recorded' if same else 'DIFFERS'}"
+    )
 
 
 def seek(path: Path, count: int) -> None:
-    """Random seeks, each with the first snapshot that a screen takes afterwards, in milliseconds:
-    each in a file that was just opened, then all in one that has been looked at for as long as it
-    takes to read its keyframes ahead. The garbage collector is set as the app sets it, and between
-    two seeks there is one idle tick."""
+    """Print what seeks cost, each with the first snapshot that a screen takes afterwards, in ms: to
+    anywhere, and by a few seconds. The garbage collector is set as the app sets it, and between two
+    seeks there is one idle tick."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 100)
     chance = random.Random(1)
     with TraceFile(path) as trace:
+        player = Player(trace, paused=True)
         costs: dict[str, list[float]] = {}
         for _ in range(count):
-            _seek(Player(trace, paused=True), chance.randrange(trace.begin, trace.end), costs)
-            gc.collect()
-        _say("just opened", costs)
-        player = Player(trace, paused=True)
-        with Stopwatch() as watch:
-            ticks = 0
-            while player.preparing:
-                player.tick()
-                ticks += 1
-        print(
-            f"  read ahead: {watch}, {ticks / 30:.1f} s of a screen that stands still, "
-            f"{resident():.0f} MB"
-        )
+            _seek(player, chance.randrange(trace.begin, trace.end), costs)
+        _say("to anywhere", costs)
         costs = {}
         for _ in range(count):
-            _seek(player, chance.randrange(trace.begin, trace.end), costs)
-        _say("read ahead", costs)
+            _seek(player, player.now() + chance.choice((-10, -5, -1, 1, 5, 10)) * NS_PER_S, costs)
+        _say("by 1 to 10 s", costs)
+        player.close()
 
 
 def _seek(player: Player, t: int, costs: dict[str, list[float]]) -> None:
@@ -409,10 +412,11 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = options.keep or Path(folder) / "bench.trace"
-        record(Path(folder) / "engine.trace", options.minutes * 60, options.output, keyframes=False)
-        digest = record(path, options.minutes * 60, options.output, keyframes=True)
+        os.environ["TRACER_CACHE"] = folder
+        record(Path(folder) / "engine.trace", options.minutes * 60, options.output, dense=False)
+        digest = record(path, options.minutes * 60, options.output, dense=True)
         open_and_load(path, digest)
-        print(f"{options.seeks} seeks to anywhere")
+        print(f"{options.seeks} seeks of each kind")
         seek(path, options.seeks)
         print(
             "most memory at any time: "

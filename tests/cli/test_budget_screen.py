@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "first", "key", "then"),
     [
-        ([], "299 steps of 6.1 ms", "\x1b[C", "2,200"),
+        ([], "299 steps of 6.10 ms", "\x1b[C", "2,200"),
         (["--screen", "--output", "100"], "99 steps of ", "p", "299 steps of "),
         (["--journey"], "one request", "\x1b[C", "1  receive"),
     ],

@@ -10,8 +10,6 @@ import pytest
 
 import tracer as package
 from tests.cli.commands import Commands
-from tracer.cli.demo import ENGINES
-from tracer.demo.demo import LAUNCHERS
 
 COMMANDS = ("demo", "run", "attach", "show", "doctor")
 
@@ -83,6 +81,12 @@ def test_wrong_usage_is_one_line_and_exit_2(tracer: Commands, arguments: tuple[s
     assert "--help" in done.stderr
 
 
+def test_an_unknown_command_is_named_with_those_that_there_are(tracer: Commands) -> None:
+    told = tracer.run("nonsense").stderr
+    assert told.startswith("tracer: no command called nonsense; commands: demo, run, attach, ")
+    assert told.endswith(", completion (see tracer --help)\n")
+
+
 def test_help_takes_less_than_300_ms() -> None:
     assert best_of([sys.executable, "-m", "tracer", "--help"], 0.3) < 0.3
 
@@ -112,10 +116,6 @@ def test_the_command_line_loads_no_screen_and_no_engine_by_itself() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_the_engines_offered_are_those_that_can_be_started() -> None:
-    assert tuple(LAUNCHERS) == ENGINES
-
-
 def test_a_reader_that_goes_away_is_no_error(tracer: Commands) -> None:
     for arguments in (("--help",), ("doctor",)):
         process = tracer.start(*arguments)
@@ -130,7 +130,7 @@ def test_a_reader_that_goes_away_is_no_error(tracer: Commands) -> None:
 def test_an_unexpected_error_is_one_line_unless_asked_for_more(tracer: Commands) -> None:
     """A socket folder that is no folder breaks what nobody foresaw here: still one line."""
     crash = (
-        "from tracer.cli import doctor_report\ndoctor_report.report = lambda: 1 / 0\nfrom "
+        "from tracer.cli import doctor\ndoctor.report = lambda: 1 / 0\nfrom "
         "tracer.cli.main import main\nmain(['doctor'])"
     )
     quiet = subprocess.run(

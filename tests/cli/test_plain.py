@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.terminal import Terminal
-from tracer.cli.status_line import Voice
-from tracer.cli.stdout import knows_sequences
+from tracer.cli.output import knows_sequences
+from tracer.cli.status_line import StatusLine
 
 RECORDING = str(Path(__file__).parents[2] / "recordings" / "transformers-mixed.trace")
 
@@ -82,4 +82,4 @@ def test_a_terminal_that_does_not_name_itself_counts_as_dumb(
     if term is not None:
         monkeypatch.setenv("TERM", term)
     assert knows_sequences() is steered
-    assert Voice(sys.stderr)._terminal is (steered and sys.stderr.isatty())
+    assert StatusLine(sys.stderr)._terminal is (steered and sys.stderr.isatty())

@@ -159,9 +159,9 @@ def test_a_rule_writes_what_was_before_it_fired(tracer: Commands, tmp_path: Path
     [
         (("--flight-recorder", "5m", "--on", "ttft>>2"), "'ttft>>2' is no rule"),
         (("--flight-recorder", "5m", "--on", "speed>2"), "no such figure as speed"),
-        (("--flight-recorder", "5"), "no length such as 90s, 5m or 1h"),
-        (("--flight-recorder", "0s"), "no length such as"),
-        (("--on", "preemption"), "add --flight-recorder 5m"),
+        (("--flight-recorder", "5"), "must be a duration such as 90s, 5m or 1h"),
+        (("--flight-recorder", "0s"), "must be a duration such as"),
+        (("--on", "preemption"), "add for example --flight-recorder 5m"),
         (
             ("--flight-recorder", "5m", "-o", "/proc/flights/"),
             "cannot make the folder /proc/flights",

@@ -99,6 +99,14 @@ def test_a_command_without_hooks_is_noticed(tracer: Commands) -> None:
     assert notice in done.stderr.splitlines()
 
 
+def test_a_command_without_hooks_has_no_trace_and_no_length(tracer: Commands) -> None:
+    done = tracer.run("run", "--json", "--", "sh", "-c", "exit 3")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["now_ms"]) == (3, 0)
+    assert document["diagnosis"]["seconds"] == 0
+    assert "over 0 s" in document["diagnosis"]["verdict"]
+
+
 def test_a_traced_command_is_summarised(tracer: Commands) -> None:
     done = tracer.run("run", "--json", "--", *traced("tinyengine", "exit", "0"))
     assert done.returncode == 0
@@ -197,7 +205,7 @@ def test_a_full_disk_under_the_log_is_said_and_not_felt_by_the_command(tracer: C
     log = log_of(tracer)
     assert log.stat().st_size == 400
     name = Path(sys.executable).name
-    assert f"tracer: 3490 bytes that {name} wrote are not in {log}" in done.stderr.splitlines()
+    assert f"tracer: 3,490 bytes of {name}'s output are not in {log}" in done.stderr.splitlines()
 
 
 def test_it_goes_on_when_nobody_reads_its_output(tracer: Commands) -> None:

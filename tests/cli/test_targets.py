@@ -100,6 +100,18 @@ def test_with_nothing_to_join_it_says_how_to_start(tracer: Commands) -> None:
         )
 
 
+def test_a_socket_folder_that_is_refused_is_the_reason(tracer: Commands) -> None:
+    tracer.sockets.chmod(0o755)
+    reason = f"the socket directory {tracer.sockets} is open to other users: chmod 700"
+    for arguments in (("attach",), ("attach", "--list"), ("web",)):
+        done = tracer.run(*arguments)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith(f"tracer {arguments[0]}: {reason}")
+    assert reason in tracer.run("show", "4711").stderr
+    assert reason in tracer.run("doctor").stdout
+    tracer.sockets.chmod(0o700)
+
+
 def test_list_names_what_runs(engine: Running) -> None:
     done = engine.run("attach", "--list")
     assert done.returncode == 0

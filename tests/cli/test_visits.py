@@ -30,7 +30,7 @@ ANSWERS: Final = {
     "2": ("m", "m", "─ prompt ─", False),
     "3": ("w", "www", r"\A.* 10 min", True),
     "4": ("m", "m", "can't tell", False),
-    "5": (DOWN, UP, "▌ *of it cached", True),
+    "5": (DOWN, UP, "▌ *cached part", True),
     "6": (DOWN, UP, "▌ *TTFT", True),
     "7": (RIGHT, LEFT, "one request", False),
     "?": (DOWN, UP, r"\A.*\n\n", False),

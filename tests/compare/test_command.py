@@ -70,7 +70,7 @@ def test_what_cannot_be_checked_does_not_pass(
     names = [str(files / "one.trace"), str(files / "two.trace")]
     assert main(["compare", *names, "--percentile", "p99", "--fail-on", "ttft=50"]) == 1
     assert (
-        "ttft p99 of two.trace cannot be checked: 40 and 40 requests, 200 are needed"
+        "ttft p99 of two.trace cannot be checked: 200 requests needed; A has 40, B has 40"
         in capsys.readouterr().err
     )
 

@@ -16,6 +16,7 @@ from tests.effort import examples
 from tests.state.test_properties import fold
 from tests.state.traces import simulate
 from tracer.analysis.compare import Comparison, compare, trace_of_state, trace_of_views
+from tracer.analysis.compare.result import NONE_ALIKE
 from tracer.analysis.compare.rows import row_of
 from tracer.analysis.errors import AnalysisError
 from tracer.state.view import Phase, RequestView, StageView, Status
@@ -52,7 +53,9 @@ def test_an_engine_whose_steps_take_a_tenth_longer_is_found_in_decode_with_its_g
 def test_too_few_requests_are_told_never_guessed_about() -> None:
     (pair,) = of(VIEWS, VIEWS[:5]).pairs
     assert pair.differs is None
-    assert pair.verdict.startswith("Too few requests to tell: 60 of A and 5 of B")
+    assert pair.verdict.startswith(
+        "Too few requests to compare: A has 60 with a first token, B has 5; each"
+    )
     assert of([], []).pairs[0].differs is None
     assert of(VIEWS, [], match="none").pairs[0].differs is None
 
@@ -62,7 +65,9 @@ def test_traffic_that_has_nothing_in_common_is_told_and_compared_when_asked_to()
     long = [replace(one, prompt_tokens=9000) for one in VIEWS]
     (pair,) = of(short, long).pairs
     assert pair.differs is None
-    assert "alike" in pair.verdict and "none" in pair.verdict
+    assert pair.verdict.startswith("No requests of A and B match in length")
+    assert "Match none to compare them as they are." in pair.verdict
+    assert pair.change("ttft", "p50").why == NONE_ALIKE
     assert of(short, long, match="none").pairs[0].differs is not None
 
 
@@ -70,7 +75,7 @@ def test_a_high_percentile_needs_more_requests_than_a_median() -> None:
     (pair,) = of(VIEWS[:30], VIEWS[30:]).pairs
     assert pair.change("ttft", "p50").differs is not None
     assert pair.change("ttft", "p95").differs is None
-    assert "40 are needed" in pair.change("ttft", "p95").why
+    assert "40 requests needed; A has 23, B has 19" in pair.change("ttft", "p95").why
 
 
 def test_who_takes_part_in_what() -> None:
@@ -107,10 +112,13 @@ def test_three_contexts_stand_side_by_side_each_with_its_kind() -> None:
     assert made.pairs[1].explained_by == "admission"
     for pair in made.pairs:
         assert any(
-            warning.startswith("other context: A is cold and idle") for warning in pair.warnings
+            warning.startswith("contexts differ: A is cold and idle") for warning in pair.warnings
         )
     assert made.columns[0].concurrency < made.columns[1].concurrency
-    assert made.columns[1].request_rate == pytest.approx(4.0, rel=0.4)
+    for column, views in zip(made.columns, (cold, warm, loaded), strict=True):
+        window = max(one.closed or 0 for one in views) - views[0].received
+        assert column.window_s == pytest.approx(window / NS_PER_S)
+        assert column.request_rate == pytest.approx(len(views) * NS_PER_S / window)
 
 
 def test_concurrency_is_that_of_littles_law() -> None:
@@ -125,10 +133,10 @@ def test_what_makes_a_comparison_unfair_is_told() -> None:
     (pair,) = compare([trace_of_state("a", one), trace_of_state("b", two)]).pairs
     told = "\n".join(pair.warnings)
     for wanted in (
-        "other model: SmolLM2-135M-Instruct in a, other in b",
-        "other device: cuda:0 in a, cpu in b",
-        "other largest batch: 8 in a, 16 in b",
-        "prefix caching on in a, off in b",
+        "model differs: SmolLM2-135M-Instruct in A, other in B",
+        "device differs: cuda:0 in A, cpu in B",
+        "largest batch differs: 8 in A, 16 in B",
+        "prefix caching is on in A, off in B",
     ):
         assert wanted in told
     assert compare([trace_of_state("a", one), trace_of_state("b", one)]).pairs[0].warnings == ()
@@ -145,8 +153,7 @@ def test_a_stage_that_one_side_does_not_measure_is_not_compared() -> None:
     assert pair.change("embed", "p50").differs is None
     assert pair.change("embed", "p50").why == "not measured in B"
     assert any(
-        "embed is measured in other ways: by the clock in A, unavailable: CUDA graph in B"
-        in warning
+        "embed is measured differently: by the clock in A, unavailable: CUDA graph in B" in warning
         for warning in pair.warnings
     )
 

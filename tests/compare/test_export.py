@@ -15,9 +15,16 @@ from engine_hooks.protocol.stages import Stage
 from tests.compare.traffic import Traffic
 from tracer.analysis.compare import Comparison, compare, trace_of_views
 from tracer.analysis.compare.context import Context
-from tracer.analysis.compare.result import Change
+from tracer.analysis.compare.result import NONE_ALIKE, Change, Part
 from tracer.export.compare_doc import document
-from tracer.export.compare_text import band_plot, compare_text
+from tracer.export.compare_text import (
+    band_plot,
+    compare_text,
+    noise_cell,
+    parts_line,
+    percent,
+    word,
+)
 from tracer.format.text import cell_width
 
 DOCS = Path(__file__).parents[2] / "docs" / "compare.md"
@@ -74,7 +81,7 @@ def test_every_column_is_labelled_with_rate_concurrency_percentile_and_prefix_ca
             text = " ".join(compare_text(made, width=width).split())
             for k in range(3):
                 after = text[text.index(f"{k}.trace ·") :]
-                label = after[: after.index("engine not told")]
+                label = after[: after.index("engine unknown")]
                 for wanted in ("req/s", "open (", f"· {percentile} ·", "prefix cache not told"):
                     assert wanted in label
 
@@ -95,6 +102,36 @@ def test_a_band_lies_where_its_figures_are() -> None:
         band_plot(replace(change, relative=1.0, low=9.0, high=11.0), 41, 0.2).rstrip().endswith("▸")
     )
     assert band_plot(Change(), 11, 0.2) == "     │     "
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "noise", "relative"),
+    [
+        (Change(10.0, 5.0, 15.0, 5.0, 0.1, True), "slower", "±5.00", "+10.0 %"),
+        (Change(-10.0, -15.0, -5.0, 5.0, -0.1, True), "faster", "±5.00", "-10.0 %"),
+        (Change(1.0, -5.0, 7.0, 199.0, 11.2, False), "noise", "±199", "×12"),
+        (Change(1.0, -5.0, 7.0, 300.0, 0.01, False), "noise", "×4.0", "+1.0 %"),
+        (Change(1.0, -5.0, 7.0, 1e6, 0.01, False), "noise", ">×1,000", "+1.0 %"),
+        (Change(difference=1.0), "too few", "", ""),
+        (Change(why="8 are needed"), "too few", "", ""),
+        (Change(why=NONE_ALIKE), "unlike", "", ""),
+        (Change(), "–", "", ""),
+    ],
+)
+def test_a_change_has_its_words(change: Change, said: str, noise: str, relative: str) -> None:
+    assert word(change) == said
+    assert noise_cell(change, 100.0) == noise
+    assert percent(change) == relative
+
+
+def test_the_parts_of_a_change_add_up(pair: Comparison) -> None:
+    rows = {row.key: row for row in pair.rows}
+    parts = [
+        Part(rows["decode"], 1000.0, 1171.2), Part(rows["admission"], 10.0, 20.5),
+        Part(rows["tokenise"], 1.0, 1.05), Part(rows["embed"], 2.0, 1.5),
+    ]  # fmt: skip
+    assert parts_line(parts) == "+181 ms = decode +171, admission +10.5, the rest -0.45"
+    assert parts_line([Part(rows["decode"], 5.0, 5.0)]) == "0 ms = 0"
 
 
 def test_names_from_outside_cannot_steer_a_terminal() -> None:

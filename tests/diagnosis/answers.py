@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from typing import Any
 
 from tracer.analysis.diagnosis import Diagnosis, Finding, diagnose
+from tracer.analysis.diagnosis.finding import AFFECTED_SHOWN
+from tracer.analysis.diagnosis.rules import NAMES
 from tracer.state.trace_state import TraceState
 
 
@@ -35,6 +39,19 @@ def silent(state: TraceState, **options: Any) -> Diagnosis:
     diagnosis = diagnose(state, **options)
     assert not diagnosis.findings, [finding.statement for finding in diagnosis.findings]
     assert not [entry for entry in diagnosis.cannot_tell if entry.symptom], diagnosis.cannot_tell
+    return diagnosis
+
+
+def sane(diagnosis: Diagnosis, ids: Collection[str]) -> Diagnosis:
+    """The diagnosis, whose findings must be of this trace whatever else is wrong with it."""
+    assert diagnosis.verdict
+    for finding in diagnosis.findings:
+        assert finding.rule in NAMES and finding.statement and "nan" not in finding.statement
+        assert math.isfinite(finding.lost_ms) and finding.lost_ms >= 0
+        assert 0 < finding.confidence <= 1 and finding.slowdown >= 1
+        assert finding.end is None or finding.start <= finding.end
+        assert set(finding.affected) <= set(ids) and finding.culprit in (None, *ids)
+        assert len(finding.affected) == min(finding.affected_total, AFFECTED_SHOWN)
     return diagnosis
 
 

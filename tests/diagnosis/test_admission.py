@@ -105,7 +105,9 @@ def test_admission_that_hangs_with_free_blocks_is_told() -> None:
         )
     story.tell(*(Heartbeat(story_ns(1000 * n)) for n in range(8)))
     finding = only(story.state, "admission-blocked")
-    assert finding.stage is Stage.ADMISSION and "3 requests wait, nothing runs" in finding.statement
+    assert (
+        finding.stage is Stage.ADMISSION and "3 requests waiting, none running" in finding.statement
+    )
 
 
 def test_a_step_in_progress_does_not_block_admission() -> None:

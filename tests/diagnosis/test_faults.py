@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from engine_hooks.faults import injection, means, transformers, vllm
+from engine_hooks.faults.means import Gate
 from engine_hooks.protocol.environment import FAULT
 from tests.cli.commands import Commands
 from tracer.analysis.diagnosis.rules import NAMES
 from tracer.cli.main import main
-from tracer.demo import fault_traffic, faults
-from tracer.demo.demo import LAUNCHERS
+from tracer.demo import faults
+from tracer.demo.launch import LAUNCHERS
 from tracer.demo.prompts import Plan
 
 DEMO = (
@@ -37,17 +38,17 @@ DEMO = (
 def test_each_fault_stands_for_findings_that_exist(name: str) -> None:
     fault = faults.fault(name)
     assert set(fault.expect) <= set(NAMES) and bool(fault.expect) == (name != "healthy")
-    assert fault.traffic in fault_traffic.SCRIPTS and fault.summary
+    assert fault.traffic in faults.SCRIPTS and fault.summary
 
 
 @pytest.mark.parametrize(("spec", "said"), [
     ("x", "no fault called 'x'; faults are healthy, overload"),
     ("", "no fault called ''"),
     ("overload+nonsense", "no fault called 'nonsense'"),
-    ("slow-sampler@soon", "'soon' is no number of seconds"),
-    ("slow-sampler@-1", "'-1' is no number of seconds"),
-    ("slow-sampler@nan", "'nan' is no number of seconds"),
-    ("kv-too-small@20", "kv-too-small is made of the server's options: it cannot begin half-way"),
+    ("slow-sampler@soon", "'slow-sampler@soon': after @ must be a number of seconds"),
+    ("slow-sampler@-1", "'slow-sampler@-1': after @ must be a number of seconds"),
+    ("slow-sampler@nan", "'slow-sampler@nan': after @ must be a number of seconds"),
+    ("kv-too-small@20", "kv-too-small is made of the server's options: it cannot start half-way"),
     ("overload+hanging-up", "these need different clients"),
 ])  # fmt: skip
 def test_what_is_no_fault_is_refused_in_one_line(spec: str, said: str) -> None:
@@ -83,7 +84,7 @@ def test_two_faults_at_once_have_the_parts_of_both() -> None:
     both = faults.fault("overload+timestamp-in-system-prompt")
     assert both.traffic == "prompts" and both.clock and both.rate == faults.FAULTS["overload"].rate
     assert both.right(["over-capacity", "prefix-differs"]) and not both.right(["over-capacity"])
-    script = fault_traffic.FaultScript(both, 0)
+    script = faults.FaultScript(both, 0)
     plans = [script.next() for _ in range(3)]
     assert all(plan.kind == "burst" and plan.system.startswith("The time is ") for plan in plans)
     inside = faults.fault("doubled-bos+slow-stream")
@@ -97,7 +98,7 @@ def test_the_right_answer_to_no_fault_is_silence() -> None:
 
 def test_clients_are_everyday_ones_until_the_fault_begins() -> None:
     now = 100.0
-    script = fault_traffic.FaultScript(faults.fault("hanging-up@30"), 1, lambda: now)
+    script = faults.FaultScript(faults.fault("hanging-up@30"), 1, lambda: now)
     assert {script.next().kind for _ in range(20)} <= {"question", "chat", "classify"}
     now = 129.0
     assert script.next().kind != "hang-up"
@@ -107,9 +108,7 @@ def test_clients_are_everyday_ones_until_the_fault_begins() -> None:
 
 def test_a_clock_that_begins_half_way_goes_on_with_the_same_chats() -> None:
     now = 0.0
-    script = fault_traffic.FaultScript(
-        faults.fault("timestamp-in-system-prompt@10"), 1, lambda: now
-    )
+    script = faults.FaultScript(faults.fault("timestamp-in-system-prompt@10"), 1, lambda: now)
     before = script.next()
     now = 10.0
     after = script.next()
@@ -142,7 +141,7 @@ def test_a_wrapped_function_is_the_engines_own_until_the_gate_opens(
     module.step = lambda value: value + 1  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "some_engine", module)
     is_open = False
-    means.wrap(lambda: is_open, "some_engine", "", "step", lambda original, value: -original(value))  # type: ignore[arg-type]
+    means.wrap(lambda: is_open, "some_engine:step", lambda original, value: -original(value))  # type: ignore[arg-type]
     assert module.step(1) == 2
     is_open = True
     assert module.step(1) == -2
@@ -156,9 +155,16 @@ def test_faults_made_outside_the_engine_are_not_asked_of_it() -> None:
 def test_a_variable_that_names_no_fault_is_told_and_changes_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    installed: list[Gate] = []
+    fault = types.SimpleNamespace(after=transformers.ENGINE, install=installed.append)
+    names = dict.fromkeys(transformers.FAULTS, fault)
+    monkeypatch.setattr(transformers, "FAULTS", names)
     monkeypatch.setenv(FAULT, "nonsense")
     injection.inject(transformers.ENGINE)
-    assert "no fault called 'nonsense'" in capsys.readouterr().err
+    assert installed == [] and "no fault called 'nonsense'" in capsys.readouterr().err
+    monkeypatch.setenv(FAULT, "slow-sampler")
+    injection.inject(transformers.ENGINE)
+    assert len(installed) == 1 and "fault 'slow-sampler' is in" in capsys.readouterr().err
 
 
 VLLM = (
@@ -200,7 +206,7 @@ def test_only_faults_inside_the_engine_touch_its_environment() -> None:
 @pytest.mark.parametrize("name", faults.FAULTS)
 def test_the_clients_of_a_fault_are_the_same_for_the_same_seed(name: str) -> None:
     fault = faults.fault(name)
-    one, two = fault_traffic.FaultScript(fault, 3), fault_traffic.FaultScript(fault, 3)
+    one, two = faults.FaultScript(fault, 3), faults.FaultScript(fault, 3)
     plans = [(one.next(), two.next()) for _ in range(20)]
     assert all(isinstance(plan, Plan) and plan.turns and plan.max_tokens > 0 for plan, _ in plans)
     assert all(
@@ -209,7 +215,7 @@ def test_the_clients_of_a_fault_are_the_same_for_the_same_seed(name: str) -> Non
 
 
 def test_the_clocks_system_prompts_differ_near_their_top_alone() -> None:
-    script = fault_traffic.FaultScript(faults.fault("timestamp-in-system-prompt"), 0)
+    script = faults.FaultScript(faults.fault("timestamp-in-system-prompt"), 0)
     systems = [script.next().system for _ in range(3)]
     assert len({system.split(". ", 1)[1] for system in systems}) == 1
     assert all(system.startswith("The time is ") for system in systems)

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from engine_hooks.protocol.events import EVENT_TYPES, Event, Prompt, Timing, pack_u32
-from tests.diagnosis.answers import silent
+from tests.diagnosis.answers import sane, silent
 from tests.diagnosis.scenario import Ask, Lab, poisson
 from tests.diagnosis.words import chatml, prose
 from tests.effort import thinned
@@ -87,7 +87,8 @@ def test_an_engine_in_two_processes_that_renames_requests_is_not_accused(seed: i
         # these all begin alike, and nothing is ever cached: that would be a fault
         if not isinstance(event, Prompt):
             state.apply(source, event)
-    assert diagnose(state).findings == ()
+    diagnosis = silent(state)
+    assert diagnosis.requests == 40 and diagnosis.steps > 40
 
 
 @pytest.mark.parametrize("seed", range(20, 23))
@@ -100,8 +101,9 @@ def test_events_in_any_state_of_loss_do_not_break_it(seed: int) -> None:
         for _, source, event in told:
             if draw.random() > share:
                 state.apply(source, event)
-        diagnosis = diagnose(state)
-        assert diagnosis.requests <= 60 and diagnosis.verdict
+        diagnosis = sane(diagnose(state), [request.id for request in state.requests.order])
+        assert diagnosis.requests <= 60
+        assert share > 0.02 or diagnosis.findings == ()
 
 
 @pytest.mark.slow
@@ -170,7 +172,7 @@ def test_nothing_that_a_peer_makes_up_breaks_it(seed: int) -> None:
     told.sort(key=lambda event: event.t)
     for event in told:
         state.apply(draw.choice(["a", "b"]), event)
-    diagnosis = diagnose(state)
+    diagnosis = sane(diagnose(state), [request.id for request in state.requests.order])
     assert (
         msgspec.json.decode(msgspec.json.encode(diagnosis.to_document())) == diagnosis.to_document()
     )

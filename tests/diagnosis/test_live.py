@@ -145,7 +145,7 @@ def test_taken_apart_a_look_is_the_same_as_an_update() -> None:
         evidence = sliced(
             state, [], 0, now=state.now, since=max(state.began, state.now - 60_000_000_000)
         )
-        assert parts.take(parts.judge(evidence)) == whole.update(state)
+        assert parts.apply(parts.judge(evidence)) == whole.update(state)
     assert parts.current == whole.current and parts.verdict == whole.verdict
 
 

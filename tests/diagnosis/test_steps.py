@@ -108,7 +108,7 @@ def test_a_step_that_grows_with_the_batch_is_past_the_ridge() -> None:
         *(Ask(25 + 0.02 * n, 60, 100) for n in range(60)),
     ]
     finding = only(lab.play(asks), "batch-past-ridge")
-    assert finding.stage is Stage.DECODE and "past the ridge" in finding.statement
+    assert finding.stage is Stage.DECODE and "compute-bound" in finding.statement
 
 
 def test_a_step_that_grows_with_the_work_of_its_streams_is_not_past_the_ridge() -> None:
@@ -156,7 +156,7 @@ def test_an_engine_that_does_not_get_the_cpu_is_told_from_a_slow_stage() -> None
     )
     state = lab.play([Ask(t, 100, 60) for t in poisson(0.9, 60)])
     finding = found(state, "cpu-oversubscription")
-    assert finding.stage is None and "41% of the CPU time" in finding.statement
+    assert finding.stage is None and "41 % of the CPU time" in finding.statement
     assert abs(seconds(finding, state)[0] - 30) <= 1.0
 
 

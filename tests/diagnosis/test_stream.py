@@ -23,6 +23,7 @@ from tests.diagnosis.answers import found, only, seconds, silent
 from tests.diagnosis.scenario import Ask, Lab, fold, ns, poisson
 from tests.state.traces import header
 from tracer.analysis.diagnosis import ClientTimes, ObservedState, diagnose
+from tracer.analysis.diagnosis import clients as client_file
 from tracer.analysis.diagnosis.clients import read_clients
 from tracer.analysis.errors import AnalysisError
 from tracer.state.trace_state import TraceState
@@ -176,6 +177,20 @@ def test_client_times_are_read_from_the_demos_stopwatch(tmp_path: Path) -> None:
     assert times["chat-1"] == times["abc"] == ClientTimes(4.0, 20.0) and times["x"] == ClientTimes(
         None, 12.5
     )
+
+
+def test_a_file_of_client_times_holds_a_million_requests_and_no_more_than_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "watch.jsonl"
+    line = b'{"kind":"chat","client_id":"chat-1","rid":"abc","sent":5000000,"e2e_ms":12.5}\n'
+    assert 1_000_000 * len(line) < client_file.MOST_BYTES < 4_000_000 * len(line)
+    file.write_bytes(line)
+    monkeypatch.setattr(client_file, "MOST_BYTES", len(line))
+    assert read_clients(file)["abc"].e2e_ms == 12.5
+    monkeypatch.setattr(client_file, "MOST_BYTES", len(line) - 1)
+    with pytest.raises(AnalysisError, match="too large"):
+        read_clients(file)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[1]\n", b"\xff\xfe", b'{"sent": "x"}'])

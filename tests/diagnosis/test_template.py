@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from engine_hooks.protocol.stages import Stage
-from tests.diagnosis.answers import only, silent
+from tests.diagnosis.answers import only, silent, told
 from tests.diagnosis.scenario import Ask, Lab, poisson
 from tests.diagnosis.words import SPECIALS, chatml, llama3, prose
 
@@ -102,13 +102,12 @@ def test_a_fine_tune_with_the_markers_of_another_family_is_not_accused_by_its_na
     )
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5])
-def test_single_odd_clients_are_not_the_templates_fault(share: float) -> None:
-    texts = [
-        chatml(("user", q), ask=n >= share * 10) if n % 2 else chatml(("user", q))
-        for n, q in enumerate(questions())
-    ]
-    silent(Lab().play(asked(texts)))
+@pytest.mark.parametrize(("right", "rules"), [(2, ["no-generation-prompt"]), (3, [])])
+def test_single_odd_clients_are_not_the_templates_fault(right: int, rules: list[str]) -> None:
+    """Of ten prompts since the first wrong one the last but one (or two) are right: 8 of 10 are
+    wrong, or 7."""
+    texts = [chatml(("user", q), ask=9 - right <= n < 9) for n, q in enumerate(questions())]
+    assert told(Lab().play(asked(texts))) == rules
 
 
 def test_a_template_that_breaks_half_way_is_dated() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 from functools import cache
 
-from tracer.cli.commands import GROUPS
 from tracer.cli.parser import whole_parser as _whole_parser
 
 
@@ -21,4 +20,4 @@ def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentP
 @cache
 def whole_parser() -> argparse.ArgumentParser:
     """The parser with every argument of every command; not to be changed."""
-    return _whole_parser(GROUPS)
+    return _whole_parser()

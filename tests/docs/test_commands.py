@@ -48,7 +48,7 @@ ELSEWHERE: Final = {
     ("run",): "tests/cli/test_run.py::test_a_traced_command_is_summarised",
     ("run", "vllm"): "tests/vllm/test_serve.py::test_three_processes_tell_one_story",
     ("run", "transformers"): "tests/test_readme.py::test_the_other_commands_run",
-    ("run", "--record"): "tests/cli/test_studies.py::test_what_was_recorded_is_shown",
+    ("run", "--record"): "tests/cli/test_files.py::test_what_was_recorded_is_shown",
     ("run", "--flight-recorder"): "tests/cli/test_recording.py::"
     "test_what_the_flight_recorder_kept_is_written_on_a_signal",
     ("run", "--metrics"): "tests/cli/test_telemetry.py::test_a_run_serves_sends_and_watches",
@@ -76,7 +76,7 @@ ELSEWHERE: Final = {
 """Words that are in a command → the test that runs such a one. Of several the last."""
 
 ON_A_TERMINAL: Final = {
-    ("replay",): "tests/cli/test_studies.py::test_a_recording_is_replayed_in_the_same_screens",
+    ("replay",): "tests/cli/test_files.py::test_a_recording_is_replayed_in_the_same_screens",
     (
         "compare",
         "--screen",

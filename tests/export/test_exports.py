@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import resource
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,11 @@ from tests.export.exported import RECORDING, made, snapshot_of
 from tracer.cli.export import FORMATS, export_state
 from tracer.cli.main import main
 from tracer.export.extras import install_command
+from tracer.export.otlp import otlp_documents, otlp_message
 from tracer.export.output import ExportError, Output
+from tracer.export.perfetto import perfetto_packets
+from tracer.export.tables import write_csv
+from tracer.export.whole import LARGEST, Whole
 from tracer.replay.cursor import load
 
 Capture = pytest.CaptureFixture[str]
@@ -155,7 +162,7 @@ def test_wrong_usage_is_told_in_one_line(tmp_path: Path, capsys: Capture) -> Non
         capsys, "export", RECORDING, "--to", "svg", "--endpoint", "http://x"
     )
     told = refused(capsys, "export", RECORDING, "--to", "otlp", "--endpoint", "http://x", "-o", "y")
-    assert "cannot be asked for together" in told
+    assert "cannot be used together" in told
     (tmp_path / "bad.trace").write_bytes(b"\x1b[31mno trace")
     assert "is not a trace file" in refused(capsys, "export", "bad.trace", "--to", "svg")
 
@@ -199,8 +206,21 @@ def test_a_live_state_is_exported_as_far_as_it_goes_back(tmp_path: Path) -> None
 
 
 def test_totals_are_the_states() -> None:
-    from tracer.export.whole import Whole
-
     seen, totals = snapshot_of(made()), Whole(made(), "t").totals()
     assert (totals.requests, totals.finished) == (len(seen.requests), seen.finished)
     assert totals.output_tokens == sum(view.output_tokens for view in seen.requests)
+
+
+def test_a_number_that_no_format_holds_is_written_as_the_largest() -> None:
+    whole = Whole(made(), "t")
+    row = whole.requests[0]
+    whole.requests[0] = replace(row, view=replace(row.view, max_tokens=1 << 70))
+    assert LARGEST == 2**63 - 1
+    span = json.dumps(next(iter(otlp_documents(whole))))
+    assert f'"key": "gen_ai.request.max_tokens", "value": {{"intValue": "{LARGEST}"}}' in span
+    assert otlp_message(json.loads(span))
+    assert any(b"max_tokens" in packet for packet in perfetto_packets(whole))
+    file = io.BytesIO()
+    write_csv("requests", whole, file)
+    (first, *_) = csv.DictReader(io.StringIO(file.getvalue().decode()))
+    assert first["max_tokens"] == str(LARGEST)

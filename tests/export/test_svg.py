@@ -12,6 +12,7 @@ from engine_hooks.protocol.events import Closed, Queued, Received
 from tests.effort import examples
 from tests.export.exported import STATES, recorded, snapshot_of, stage_ms
 from tests.export.test_perfetto import HOSTILE, hostile
+from tracer.export.stage_colours import STAGE_COLOURS_DARK, STAGE_COLOURS_LIGHT
 from tracer.export.svg import MOST_ROWS, svg_text
 from tracer.export.whole import Whole
 from tracer.format.text import clean
@@ -71,6 +72,21 @@ def test_of_many_requests_the_longest_are_drawn_and_that_is_said() -> None:
     assert sum(node.get("class") == "id" for node in tree.iter(f"{SVG}text")) == MOST_ROWS
     assert f"the {MOST_ROWS} longest of {MOST_ROWS + 50} requests" in texts(tree)
     assert any(text.startswith(f"{MOST_ROWS + 50} requests") for text in texts(tree))
+
+
+def test_each_ground_has_its_own_colours() -> None:
+    tree = ElementTree.fromstring(svg_text(Whole(recorded(), "t")).encode())
+    style = tree.findtext(f"{SVG}style") or ""
+    light, query, dark = style.partition("@media (prefers-color-scheme:dark)")
+    assert query
+    for rules, colours in ((light, STAGE_COLOURS_LIGHT), (dark, STAGE_COLOURS_DARK)):
+        found = re.findall(r"\.s(\d+)\{fill:(#\w{6})\}", rules)
+        assert found == [(str(number), colour) for number, colour in enumerate(colours, 1)]
+    on_light, on_dark = (
+        dict(re.findall(r"(\.ground|text)\{fill:(#\w+)\}", rules)) for rules in (light, dark)
+    )
+    assert on_light[".ground"] > "#f" > on_dark[".ground"]
+    assert on_light["text"] < "#3" < "#c" < on_dark["text"]
 
 
 @settings(max_examples=examples(40), deadline=None)

@@ -27,6 +27,7 @@ from tests.state.test_properties import fold
 from tests.state.traces import simulate
 from tracer.export.text import report, request_report
 from tracer.format.text import cell_width
+from tracer.state.metrics.numbers import Ask
 from tracer.state.trace_state import TraceState
 
 SGR = re.compile(r"\x1b\[\d+m")
@@ -39,7 +40,7 @@ def busy() -> TraceState:
 
 
 def test_report_tells_engine_gauges_latencies_and_every_request(busy: TraceState) -> None:
-    snapshot = busy.snapshot()
+    snapshot = busy.snapshot(numbers=Ask())
     page = report(snapshot, width=100, unicode=True)
     assert page.startswith("toy · ready\n")
     (engine,) = snapshot.engines
@@ -79,11 +80,9 @@ def test_request_report_has_twelve_rows_with_length_share_status_and_bound() -> 
     detail = chat().state.detail("r1")
     assert detail is not None
     page = request_report(detail, width=120, unicode=True)
-    rows = re.findall(
-        r"^ ?(\d+) (.{10}) .* (\S+) +(\d+\.\d)% measured +(\S.*)$", page, re.MULTILINE
-    )
+    rows = re.findall(r"^ ?(\d+) (.{10}) .* (\S+) +(\S+) % measured +(\S.*)$", page, re.MULTILINE)
     assert [int(row[0]) for row in rows] == list(range(1, 13))
-    assert rows[3][1].strip() == "admission" and rows[3][2] == "35.0" and rows[3][3] == "34.3"
+    assert rows[3][1].strip() == "admission" and rows[3][2] == "35.0" and rows[3][3] == "34"
     assert rows[10][4] == "memory bandwidth, until the batch is large"
     assert "chunk: step 0, 256 tokens, 18.0 ms" in page
     assert "TTFT                  79.0 ms" in page
@@ -100,7 +99,7 @@ def test_stages_that_are_not_measured_are_told_with_their_reason() -> None:
     assert "stages measured: 1\n" in page
     assert "stage 6 embed: unavailable (CUDA graph)" in page
     assert "stage 7 prefill: estimated (calibrated)" in page
-    assert "stage 2 template: not told" in page
+    assert "stage 2 template: not reported" in page
 
 
 def test_losses_are_told() -> None:
@@ -146,7 +145,7 @@ def test_no_line_is_too_wide_and_nothing_steers_the_terminal(
     for state in (hostile(), chat().state):
         detail = state.detail(state.request_ids()[0])
         assert detail is not None
-        pages = (report(state.snapshot(), width=width, unicode=unicode, colour=colour),
+        pages = (report(state.snapshot(numbers=Ask()), width=width, unicode=unicode, colour=colour),
                  request_report(detail, width=width, unicode=unicode, colour=colour))  # fmt: skip
         for page in pages:
             plain = SGR.sub("", page) if colour else page

@@ -53,7 +53,7 @@ async def test_a_gpu_of_this_host_is_asked_and_its_peak_known_by_name(
 ) -> None:
     state = traced(GPU)
     gauge = HardwareGauge(library)
-    await gauge.look(state)
+    await gauge.poll(state)
     reading = gauge.reading(state, state.now)
     assert reading is not None
     assert [gpu.index for gpu in reading.gpus] == [1]
@@ -72,7 +72,7 @@ async def test_without_a_library_the_rest_is_still_told() -> None:
 
     state = traced(GPU)
     gauge = HardwareGauge(missing)
-    await gauge.look(state)
+    await gauge.poll(state)
     reading = gauge.reading(state, state.now)
     assert reading is not None and reading.gpus == () and reading.peak is None
     assert reading.achieved is not None and reading.flops_share is None
@@ -92,13 +92,13 @@ async def test_a_processor_is_measured_once_and_only_if_it_is_this_one(
     state = traced(ENGINE)
     gauge = HardwareGauge()
     for _ in range(3):
-        await gauge.look(state)
+        await gauge.poll(state)
     assert measured == ["once"]
     reading = gauge.reading(state, state.now)
     assert reading is not None and reading.peak is not None and reading.dtype == "bf16"
     elsewhere = HardwareGauge()
     other = traced(ENGINE, local=False)
-    await elsewhere.look(other)
+    await elsewhere.poll(other)
     reading = elsewhere.reading(other, other.now)
     assert measured == ["once"] and reading is not None
     assert (
@@ -109,9 +109,9 @@ async def test_a_processor_is_measured_once_and_only_if_it_is_this_one(
 async def test_an_engine_that_is_gone_is_asked_no_more(library: Callable[[], Nvml]) -> None:
     state = traced(GPU)
     gauge = HardwareGauge(library)
-    await gauge.look(state)
+    await gauge.poll(state)
     state.apply(SOURCE, SourceGone(state.now, "ended"))
-    await gauge.look(state)
+    await gauge.poll(state)
     reading = gauge.reading(state, state.now + 2 * NS_PER_S)
     assert reading is not None and reading.gpus == () and reading.cores is None
 
@@ -119,5 +119,5 @@ async def test_an_engine_that_is_gone_is_asked_no_more(library: Callable[[], Nvm
 async def test_before_any_engine_there_is_nothing(library: Callable[[], Nvml]) -> None:
     state = TraceState()
     gauge = HardwareGauge(library)
-    await gauge.look(state)
+    await gauge.poll(state)
     assert gauge.reading(state, START) is None and gauge.families(state, START) == []

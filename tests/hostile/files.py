@@ -22,11 +22,11 @@ from engine_hooks.protocol.blocks import (
 from engine_hooks.protocol.blocks import MARK as MARK_KIND
 from engine_hooks.protocol.clock import NS_PER_S
 from engine_hooks.protocol.recorder import Recorder
-from engine_hooks.protocol.stream_decoder import Intake
+from engine_hooks.protocol.stream_decoder import StreamDecoder
 from tests.hostile import payloads
 from tests.hostile.doors import Outcome, check, check_file, run
 from tests.hostile.payloads import MARK, NUMBERS, text
-from tracer.recording.keyframes.keyframer import Keyframer
+from tracer.recording import event_columns
 
 
 def recording(pick: random.Random, path: Path, mild: bool = False) -> None:
@@ -48,15 +48,14 @@ def _recorded(pick: random.Random, path: Path, mild: bool) -> None:
     recorder = Recorder(
         path,
         with_text=pick.random() < 0.7,
-        keyframes=Keyframer(chain=4),
+        encode=pick.choice((None, event_columns.encode)),
         now=lambda: clock[0],
         overwrite=True,
-        keyframe_ns=NS_PER_S // 4,
     )
     for _ in range(pick.choice((1, 1, 2))):
-        intake = Intake("peer", lambda: clock[0])
+        decoder = StreamDecoder("peer", lambda: clock[0])
         for frame in payloads.frames(pick, mild=mild):
-            delivery = intake.feed(frame)
+            delivery = decoder.feed(frame)
             if delivery is not None:
                 recorder.write(delivery)
             if pick.random() < 0.3:

@@ -15,7 +15,7 @@ from typing import Final
 
 from engine_hooks.protocol.events import SourceGone
 from engine_hooks.protocol.sockets import listen
-from engine_hooks.protocol.stream_decoder import Delivery, Intake
+from engine_hooks.protocol.stream_decoder import Delivery, StreamDecoder
 from tests.hostile.doors import STEERING, check_sent
 from tests.hostile.payloads import MARK, stream
 from tests.tui.stage import CapturingDriver, settle
@@ -102,8 +102,8 @@ class Peers:
 
 async def _told(number: int, data: bytes) -> AsyncIterator[Delivery]:
     """What a source makes of one stream."""
-    intake = Intake(f"{number}-peer")
-    delivery = intake.feed(data)
+    decoder = StreamDecoder(f"{number}-peer")
+    delivery = decoder.feed(data)
     if delivery is not None:
         yield delivery
     await asyncio.sleep(0)
@@ -161,9 +161,9 @@ def fold(data: bytes, pick: random.Random) -> None:
     from tracer.export.diagnosis_text import diagnosis_text
     from tracer.state.metrics.numbers import Ask
 
-    state, intake = ObservedState(), Intake("peer")
+    state, decoder = ObservedState(), StreamDecoder("peer")
     for start in range(0, len(data), 65_536):
-        delivery = intake.feed(data[start : start + 65_536])
+        delivery = decoder.feed(data[start : start + 65_536])
         if delivery is None:
             continue
         if delivery.header is not None:
@@ -171,7 +171,7 @@ def fold(data: bytes, pick: random.Random) -> None:
         state.unknown += delivery.unknown
         for event in delivery.events:
             state.apply(delivery.source, event)
-    state.apply(intake.source, SourceGone(state.now, intake.fault or "ended"))
+    state.apply(decoder.source, SourceGone(state.now, decoder.fault or "ended"))
     width, unicode = pick.choice((1, 40, 100)), pick.random() < 0.5
     snapshot = state.snapshot(numbers=Ask())
     said = [

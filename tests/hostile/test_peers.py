@@ -19,7 +19,7 @@ from tests.hostile.doors import check, check_sent, run
 from tests.hostile.files import recording
 from tests.hostile.payloads import MARK, STREAMS
 from tests.hostile.peers import Peers, fold, show_file, show_streams, some_streams
-from tracer.transport.run_folders import RUN_PREFIX
+from tracer.transport.targets import RUN_PREFIX
 
 
 @pytest.fixture

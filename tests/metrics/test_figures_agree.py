@@ -15,9 +15,10 @@ from tests.metrics.exposed import Exposed, scraped
 from tests.tui.stage import FixedFeed, app_on, rows_of, settle
 from tracer.export.jsondoc import document
 from tracer.export.metrics import families
+from tracer.format import figures
 from tracer.replay.cursor import load
-from tracer.state.metrics.tally import BOUNDS
 from tracer.state.metrics.timers import TIMERS
+from tracer.state.metrics.total_counters import BOUNDS
 from tracer.state.trace_state import TraceState
 from tracer.state.view import RequestView
 
@@ -225,12 +226,8 @@ def cell(row: str, at: int) -> str:
 
 
 def shown(ms: float | None) -> str:
-    """A latency as the strip writes it: at most five characters."""
-    if ms is None:
-        return "-"
-    if ms < 9.95:
-        return f"{ms:.1f}" if ms >= 0.95 else f"{ms:.2f}"
-    return f"{ms:.0f}" if ms < 9999.5 else f"{ms / 1e3:.1f}s" if ms < 99_950 else f"{ms / 1e3:.0f}s"
+    """A latency as the strip writes it."""
+    return figures.milliseconds(ms)
 
 
 def test_a_view_and_its_metrics_do_not_depend_on_who_looks_first(state: TraceState) -> None:

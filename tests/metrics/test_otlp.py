@@ -11,7 +11,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AGGREGATION_TEMPORALITY_C
 
 from tests.metrics.collector import Collector
 from tests.metrics.exposed import scraped
-from tests.metrics.test_tally import folded
+from tests.metrics.test_total_counters import folded
 from tests.state.traces import simulate
 from tracer.export.metrics import families
 from tracer.monitor.endpoint import MetricsError
@@ -49,7 +49,7 @@ def test_a_bare_address_gets_the_usual_path(text: str, url: str) -> None:
     ],
 )
 def test_what_is_no_address_is_told_in_one_line(text: str) -> None:
-    with pytest.raises(MetricsError, match="no address to send metrics to") as caught:
+    with pytest.raises(MetricsError, match="cannot send metrics to") as caught:
         target_of(text)
     assert "\n" not in str(caught.value)
 
@@ -117,11 +117,11 @@ async def test_a_collector_that_fails_is_complained_about_once_and_tried_again()
         await until(lambda: said)
         await asyncio.sleep(0.1)
         assert said == [
-            f"cannot send metrics to {collector.url}/v1/metrics: it answered 503; trying on"
+            f"cannot send metrics to {collector.url}/v1/metrics: the answer was 503; retrying"
         ]
         collector.status = 200
         await until(lambda: pusher.sent)
-        assert said[1:] == [f"metrics go to {collector.url}/v1/metrics again"]
+        assert said[1:] == [f"sending metrics to {collector.url}/v1/metrics again"]
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
 
@@ -134,7 +134,7 @@ async def test_nobody_there_costs_nothing_but_a_sentence() -> None:
     sending.cancel()
     await asyncio.gather(sending, return_exceptions=True)
     assert said == [
-        "cannot send metrics to http://127.0.0.1:1/v1/metrics: Connection refused; trying on"
+        "cannot send metrics to http://127.0.0.1:1/v1/metrics: connection refused; retrying"
     ]
     assert pusher.sent == 0
 

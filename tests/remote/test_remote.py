@@ -24,7 +24,7 @@ from engine_hooks.protocol.events import Scheduled
 from tests.cli.commands import Commands, python, traced, wait_until
 from tests.cli.conftest import tracer as tracer
 from tests.cli.terminal import Terminal
-from tracer.transport.ssh.packets import ACK, OPEN, LinkError, Packet, PacketReader
+from tracer.transport.ssh.packets import ACK, OPEN, Packet, PacketReader, RelayError
 from tracer.transport.ssh.remote import Address, RemoteTarget
 
 pytestmark = pytest.mark.slow
@@ -97,9 +97,9 @@ def _children(pid: int) -> list[int]:
 @pytest.mark.parametrize(
     ("target", "ssh", "reason"),
     [
-        ("ssh://-oProxyCommand=x", "true", "is no address"),
-        ("ssh://host:port", "true", "is no address"),
-        ("ssh://a b", "true", "is no address"),
+        ("ssh://-oProxyCommand=x", "true", "is not an address"),
+        ("ssh://host:port", "true", "is not an address"),
+        ("ssh://a b", "true", "is not an address"),
         (FAR, "/nowhere/ssh", "cannot run /nowhere/ssh"),
         (FAR, "sh -c 'echo Permission denied >&2; exit 255'", "far: Permission denied"),
         (FAR, "true", "the relay did not answer"),
@@ -135,7 +135,7 @@ def test_a_relay_speaks_to_no_terminal_and_ends_with_its_reader(
     process.stdout.close()
     shown = Terminal([sys.executable, "-m", "tracer", "relay"], tracer.environment())
     assert shown.wait_for_end() == 2
-    assert "speaks to a program" in shown.text
+    assert "starts this on HOST" in shown.text
     shown.close()
 
 
@@ -152,7 +152,7 @@ async def test_another_clock_is_laid_beside_ours(
     begin = clock.now()
     (remote,) = RemoteTarget.open([FAR]).sources()
     said: list[str] = []
-    remote.say = said.append
+    remote.on_status = said.append
     events = []
     async with asyncio.timeout(30), contextlib.aclosing(aiter(remote)) as deliveries:
         async for delivery in deliveries:
@@ -195,11 +195,11 @@ def test_packets_are_the_same_however_they_arrive(packets: list[Packet], cut: in
 @given(st.binary(max_size=400))
 def test_bytes_that_are_no_packets_are_refused_or_harmless(data: bytes) -> None:
     reader = PacketReader()
-    with contextlib.suppress(LinkError):
+    with contextlib.suppress(RelayError):
         for packet in reader.feed(data):
-            with contextlib.suppress(LinkError):
+            with contextlib.suppress(RelayError):
                 _ = packet.number
-            with contextlib.suppress(LinkError):
+            with contextlib.suppress(RelayError):
                 _ = packet.pair
             assert isinstance(packet.text, str)
 

@@ -20,11 +20,11 @@ from tests.tui.timeline import ENGINE, START, Timeline
 from tracer.analysis.budget.budget import sentence
 from tracer.analysis.budget.reference import reference
 from tracer.analysis.budget.workload import Workload
+from tracer.format import figures
 from tracer.format.text import cell_width
-from tracer.tui.budget_app import BudgetApp
-from tracer.tui.screens.budget.desk import DIALS, WORKLOADS, Desk, ladder, modelled_view
+from tracer.tui.screens.budget.model import DIALS, WORKLOADS, BudgetModel, ladder, modelled_view
 from tracer.tui.screens.budget.screen import BudgetScreen
-from tracer.tui.toolkit import figures
+from tracer.tui.standalone import BudgetApp
 from tracer.tui.toolkit.canvas import Canvas
 from tracer.tui.toolkit.theme import ANSI16, ASCII, DARK, MONO, UNICODE, Look
 
@@ -68,20 +68,20 @@ async def test_arrows_choose_a_slider_and_move_it() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         await at_budget(pilot)
         await pilot.press("right")
-        assert app.desk.workload.prompt == 2200
+        assert app.budget_model.workload.prompt == 2200
         await pilot.press("left", "left", "shift+right")
-        assert app.desk.workload.prompt == 1801
+        assert app.budget_model.workload.prompt == 1801
         await pilot.press("down", "end")
-        assert app.desk.workload.cached == 1800
+        assert app.budget_model.workload.cached == 1800
         await pilot.press("down", "home")
-        assert app.desk.workload.output == 1
+        assert app.budget_model.workload.output == 1
         await pilot.press("down", "pageup", "down")
-        assert app.desk.workload.batch > 5
-        assert app.desk.workload.context == 1801
+        assert app.budget_model.workload.batch > 5
+        assert app.budget_model.workload.context == 1801
         await pilot.press("pagedown")
-        assert app.desk.workload.context < 1801
+        assert app.budget_model.workload.context < 1801
         await settle(pilot)
-        assert figures.milliseconds(app.desk.budget.total_ms) in text_of(app)
+        assert figures.milliseconds(app.budget_model.budget.total_ms) in text_of(app)
 
 
 async def test_a_slider_is_dragged_clicked_and_turned() -> None:
@@ -91,19 +91,19 @@ async def test_a_slider_is_dragged_clicked_and_turned() -> None:
         y = 3  # the row of `output` in the panel, its title counted
         await pilot.click(screen.sliders, offset=(46, y))
         assert screen.sliders.row == 2
-        clicked = app.desk.workload.output
+        clicked = app.budget_model.workload.output
         assert clicked > 300
         await pilot.mouse_down(screen.sliders, offset=(46, y))
         await pilot.hover(screen.sliders, offset=(30, y))
         await pilot.mouse_up(screen.sliders, offset=(30, y))
-        assert app.desk.workload.output < 300
-        settled = app.desk.workload.output
+        assert app.budget_model.workload.output < 300
+        settled = app.budget_model.workload.output
         await pilot.hover(screen.sliders, offset=(50, y))
-        assert app.desk.workload.output == settled
+        assert app.budget_model.workload.output == settled
         await pilot.hover(screen.bars)
         screen.sliders.move(1)
         await pilot.pause()
-        assert app.desk.workload.output > settled
+        assert app.budget_model.workload.output > settled
 
 
 async def test_loads_models_and_devices_are_gone_through() -> None:
@@ -113,19 +113,22 @@ async def test_loads_models_and_devices_are_gone_through() -> None:
         seen = []
         for _ in WORKLOADS:
             await pilot.press("p")
-            seen.append(app.desk.preset)
+            seen.append(app.budget_model.preset)
         assert seen == ["busy chat", "classification", "long document", "one chat"]
         await pilot.press("d")
-        assert app.desk.device.name == "h100-pcie"
+        assert app.budget_model.device.name == "h100-pcie"
         await pilot.press("D", "O", "o", "o")
-        assert (app.desk.device.name, app.desk.model.name) == ("h100-sxm", "llama-3.2-1b")
+        assert (app.budget_model.device.name, app.budget_model.model.name) == (
+            "h100-sxm",
+            "llama-3.2-1b",
+        )
         await pilot.press("y")
-        assert app.desk.budget.efficiency.roofline == "max"
+        assert app.budget_model.budget.efficiency.roofline == "max"
         screen.sliders.select(0)
         await pilot.press("left")
-        assert app.desk.model.name == "llama-3.1-8b"
+        assert app.budget_model.model.name == "llama-3.1-8b"
         await pilot.click(screen.sliders, offset=(40, 2))
-        assert app.desk.device.name == "h100-pcie"
+        assert app.budget_model.device.name == "h100-pcie"
         await settle(pilot)
         assert "H100 PCIe" in rows_of(app)[0]
 
@@ -139,16 +142,16 @@ async def test_it_starts_from_the_traced_engine_with_the_measured_beside() -> No
         await settle(pilot)
         await pilot.press("5")
         await at_budget(pilot)
-        desk = app.desk
-        assert (desk.model.name, desk.device.name) == ("SmolLM2-135M-Instruct", "l4")
-        assert desk.traced is not None
-        view = desk.traced[1]
+        model = app.budget_model
+        assert (model.model.name, model.device.name) == ("SmolLM2-135M-Instruct", "l4")
+        assert model.traced is not None
+        view = model.traced[1]
         assert view.id == app.live.listing.chosen_id
-        assert (desk.workload.prompt, desk.workload.output) == (
+        assert (model.workload.prompt, model.workload.output) == (
             view.prompt_tokens,
             view.output_tokens,
         )
-        assert desk.pool_bytes == 256 * 16 * 23_040
+        assert model.pool_bytes == 256 * 16 * 23_040
         text = text_of(app)
         assert "modelled as traced" in text
         row = next(row for row in rows_of(app) if "11 decode" in row)
@@ -169,7 +172,7 @@ async def test_of_an_engine_on_an_unknown_device_the_preset_stays_and_the_reason
         await settle(pilot)
         await pilot.press("5")
         await at_budget(pilot)
-        assert app.desk.model.name == "llama-3.1-8b"
+        assert app.budget_model.model.name == "llama-3.1-8b"
         assert "tracer budget --device cpu" in app.note
 
 
@@ -177,8 +180,8 @@ async def test_what_cannot_be_is_said_instead_of_shown() -> None:
     app = budget_app()
     async with app.run_test(size=(120, 40)) as pilot:
         await at_budget(pilot)
-        app.desk.block_size = 0
-        app.desk.touched()
+        app.budget_model.block_size = 0
+        app.budget_model.changed()
         await settle(pilot)
         assert "block size must be at least 1" in text_of(app)
 
@@ -212,7 +215,7 @@ async def test_a_move_redraws_well_within_50_ms_of_work() -> None:
     app = budget_app()
     async with app.run_test(size=(200, 60)) as pilot:
         screen = await at_budget(pilot)
-        app.desk.load(Workload(100_000, 0, 20_000, 64, 50_000, 2048))
+        app.budget_model.load(Workload(100_000, 0, 20_000, 64, 50_000, 2048))
         screen.sliders.select(2)
         times = []
         for step in (1, -1) * 12:
@@ -223,7 +226,7 @@ async def test_a_move_redraws_well_within_50_ms_of_work() -> None:
         assert sorted(times)[len(times) // 2] < 0.05
 
 
-# --- the desk -------------------------------------------------------------------------------------
+# --- the model ----------------------------------------------------------------------------
 
 
 @given(st.integers(0, 50), st.integers(50, 2_000_000))
@@ -248,30 +251,30 @@ def test_a_ladder_is_round_ordered_and_reaches_both_ends(least: int, most: int) 
 def test_no_way_to_move_the_sliders_leads_to_what_cannot_be(
     moves: list[tuple[Any, str, int]],
 ) -> None:
-    desk = Desk()
+    model = BudgetModel()
     for dial, how, amount in moves:
         match how:
             case "step":
-                desk.step(dial, amount or 1)
+                model.step(dial, amount or 1)
             case "place":
-                desk.place(dial, amount / 40)
+                model.place(dial, amount / 40)
             case "set":
-                desk.set(dial.field, max(dial.least, min(desk.most(dial), 300 + amount)))
+                model.set(dial.field, max(dial.least, min(model.most(dial), 300 + amount)))
             case "load":
-                desk.load(WORKLOADS[amount % len(WORKLOADS)][1])
+                model.load(WORKLOADS[amount % len(WORKLOADS)][1])
             case _:
-                desk.next_model(amount or 1)
-        made = desk.budget
+                model.next_model(amount or 1)
+        made = model.budget
         assert made.total_ms > 0
-        assert 0 <= desk.share(dial) <= 1
-        assert desk.workload.cached < desk.workload.prompt
+        assert 0 <= model.share(dial) <= 1
+        assert model.workload.cached < model.workload.prompt
 
 
 @pytest.mark.parametrize("load", [load for _, load in WORKLOADS])
 def test_the_bars_tile_the_request_as_the_budget_adds_it_up(load: Workload) -> None:
-    desk = Desk()
-    desk.load(load)
-    made, view = desk.budget, modelled_view(desk.budget)
+    model = BudgetModel()
+    model.load(load)
+    made, view = model.budget, modelled_view(model.budget)
     assert (view.closed or 0) / 1e6 == pytest.approx(made.total_ms, abs=1e-4)
     stream = view.stages[Stage.STREAM - 1]
     assert (stream.end or 0) / 1e6 == pytest.approx(made.ttft_ms, abs=1e-4)

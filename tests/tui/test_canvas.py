@@ -33,7 +33,7 @@ def cells_of(row: list[Segment]) -> list[tuple[str, Style | None]]:
 def plain_row(texts: list[tuple[str, bool]], width: int) -> list[Segment]:
     line = Line(width)
     for text, red in texts:
-        line.put_text(text, RED if red else BLUE)
+        line.add_text(text, RED if red else BLUE)
     return line.end(BLUE)
 
 

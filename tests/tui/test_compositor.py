@@ -91,7 +91,7 @@ async def test_incremental_screen_is_right_under_and_after_overlays(busy: Timeli
             app._driver.sent = ""
             assert terminal.cells() == repainted(app).cells()
 
-        app.say("[red]a message[/] over the list")
+        app.report("[red]a message[/] over the list")
         await frames(3)
         await pilot.press("ctrl+p")
         await frames(2)
@@ -158,20 +158,6 @@ def test_another_version_of_textual_keeps_its_own_method(monkeypatch: pytest.Mon
     monkeypatch.setattr(textual, "__version__", "99.0", raising=False)
     assert "99.0" in compositor.patch()
     assert _compositor.ChopsUpdate.render_segments is stock
-
-
-def test_another_signature_keeps_textuals_method(monkeypatch: pytest.MonkeyPatch) -> None:
-    compositor.unpatch()
-
-    class Other:
-        def __init__(self, chops: object, spans: object) -> None: ...
-
-        def render_segments(self, console: object) -> str:
-            return ""
-
-    monkeypatch.setattr(_compositor, "ChopsUpdate", Other)
-    assert "other parameters" in compositor.patch()
-    assert Other.render_segments is not compositor.render_changed
 
 
 def test_two_cell_glyphs_are_never_cut() -> None:

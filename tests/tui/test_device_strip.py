@@ -15,7 +15,7 @@ from tracer.monitor.alerts import Alert, Alerts
 from tracer.monitor.hardware.cgroup import Throttling
 from tracer.monitor.hardware.gauge import HardwareGauge, Reading
 from tracer.monitor.hardware.nvml import Gpu
-from tracer.monitor.outlets import Outlets
+from tracer.monitor.monitor import Monitor
 from tracer.recording.triggers import parse
 from tracer.state.trace_state import TraceState
 from tracer.tui.app import TracerApp
@@ -67,8 +67,8 @@ class Fixed(HardwareGauge):
 def app_with(timeline: Timeline, reading: Reading | None, **options: object) -> TracerApp:
     """An app on a machine that says this."""
     app = app_at(timeline, AT, **options)
-    app.outlets = Outlets(app.say)
-    app.outlets.hardware = Fixed(reading)
+    app.monitor = Monitor(app.report)
+    app.monitor.hardware = Fixed(reading)
     return app
 
 
@@ -136,7 +136,7 @@ async def test_nothing_known_takes_no_row(busy: Timeline) -> None:
     app = app_with(busy, None)
     async with app.run_test(size=(120, 40)) as pilot:
         assert await device_row(app, pilot) == ""
-        app.outlets.hardware.told = CPU  # type: ignore[union-attr]
+        app.monitor.hardware.told = CPU  # type: ignore[union-attr]
         assert "cores 1.03" in await device_row(app, pilot)
 
 
@@ -150,8 +150,8 @@ async def test_without_colour_and_in_ascii_it_says_the_same(busy: Timeline) -> N
 async def test_what_the_engine_told_is_shown_wherever_it_ran(busy: Timeline) -> None:
     """The real gauge on a trace of another host: nothing of this machine is mixed in."""
     app = app_at(busy, AT)
-    app.outlets = Outlets(app.say)
-    app.outlets.watch_hardware()
+    app.monitor = Monitor(app.report)
+    app.monitor.watch_hardware()
     async with app.run_test(size=(160, 40)) as pilot:
         row = await device_row(app, pilot)
     assert "cpu" in row and "busy" in row and "FLOP/s" in row
@@ -164,13 +164,13 @@ async def test_an_alert_stands_in_the_banner_while_it_fires_and_in_the_log_for_g
     feed = FixedFeed(busy.events, AT)
     log = EventLog()
     app = app_on(feed, log=log, look=Look(DARK))
-    app.outlets = Outlets(app.say)
-    app.outlets.on_news = app.tell
-    app.outlets.alerts = Alerts(
+    app.monitor = Monitor(app.report)
+    app.monitor.on_news = app.report_alert
+    app.monitor.alerts = Alerts(
         [Alert("many [red]live[/]\x1b", parse("live>0"), severity="critical")]
     )
     async with app.run_test(size=(120, 40)) as pilot:
-        app.outlets.look(feed.state, AT)
+        app.monitor.check(feed.state, AT)
         await pilot.press("l")
         await settle(pilot)
         text = text_of(app)
@@ -178,7 +178,7 @@ async def test_an_alert_stands_in_the_banner_while_it_fires_and_in_the_log_for_g
         assert f"alert: many [red]live[/]\\x1b: live {live}, rule live>0" in text
         assert "events" in text and "0:09 alert: critical: many" in text
         feed.advance(START + 3600 * NS_PER_S)
-        app.outlets.look(feed.state, feed.now())
+        app.monitor.check(feed.state, feed.now())
         await settle(pilot)
         assert "resolved after" in text_of(app)
         assert not [

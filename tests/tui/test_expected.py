@@ -15,8 +15,8 @@ from tests.tui.stage import FixedFeed, app_on, rows_of, settle, text_of
 from tests.tui.timeline import ENGINE, START, Timeline
 from tracer.analysis.fit.calibration import keep_processor
 from tracer.analysis.model.devices import cpu_device
+from tracer.format import figures
 from tracer.tui.screens.request.screen import RequestScreen
-from tracer.tui.toolkit import figures
 from tracer.tui.toolkit.bar import Bars, Stretch
 from tracer.tui.toolkit.theme import ASCII, DARK, MONO, UNICODE, Look
 
@@ -86,10 +86,7 @@ async def test_without_a_known_device_there_is_no_tick_and_the_reason_is_said(
         assert not app.live.waterfall.ticks
         await request_screen(pilot, app)
         text = text_of(app)
-        assert (
-            "no expected values: this processor is not measured yet: tracer budget --device cpu "
-            "does it once" in text
-        )
+        assert "no expected values: run `tracer budget --device cpu` once" in text
         assert TICK not in text
 
 

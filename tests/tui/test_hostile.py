@@ -167,7 +167,7 @@ async def test_hostile_text_everywhere_breaks_nothing_and_reaches_no_terminal(gr
             feed.apply(Gap(feed.now(), 3, text))
             app.feed.status = app.note = text
             app.live.log_pane.path = text
-            app.say(text or "x")
+            app.report(text or "x")
             await pilot.press("slash")
             app.live.line.value = text[:2000].replace("\ud800", "")
             await flushed(pilot)

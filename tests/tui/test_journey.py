@@ -13,11 +13,11 @@ from engine_hooks.protocol.stages import STAGES, Stage
 from tests.tui.stage import FixedFeed, app_on, rows_of, settle, text_of
 from tests.tui.timeline import ENGINE, START, Timeline
 from tracer.analysis.budget.reference import reference
+from tracer.format import figures
 from tracer.format.text import cell_width
-from tracer.tui.budget_app import BudgetApp
 from tracer.tui.screens.journey.screen import JourneyScreen
 from tracer.tui.screens.journey.story import TOLD
-from tracer.tui.toolkit import figures
+from tracer.tui.standalone import BudgetApp
 from tracer.tui.toolkit.canvas import Canvas
 from tracer.tui.toolkit.digits import ROWS, large
 from tracer.tui.toolkit.theme import ASCII, DARK, MONO, UNICODE, Look
@@ -157,7 +157,7 @@ async def test_a_request_that_cannot_be_told_token_by_token_says_so() -> None:
     app = modelled()
     async with app.run_test(size=(100, 30)) as pilot:
         await at_journey(pilot)
-        app.desk.set("output", 30_000)
+        app.budget_model.set("output", 30_000)
         await settle(pilot)
         assert "each one is an event" in text_of(app)
 

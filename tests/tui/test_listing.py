@@ -25,7 +25,7 @@ class Book:
         for _ in range(4):
             query = listing.query
             chosen = select(kept[::-1], query)
-            if not listing.take(
+            if not listing.apply(
                 chosen[query.offset : query.offset + query.limit], len(chosen), self.count
             ):
                 return

@@ -16,7 +16,7 @@ from textual.pilot import Pilot
 from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
 from engine_hooks.protocol.events import Received, Step
 from tests.effort import thinned
-from tests.state.test_books import slow
+from tests.state.test_counters import slow
 from tests.tui.stage import (
     CapturingDriver,
     FixedFeed,
@@ -31,14 +31,14 @@ from tests.tui.stage import (
 )
 from tests.tui.timeline import START, Timeline
 from tracer.export.jsondoc import document
+from tracer.format import figures
 from tracer.replay.cursor import load
 from tracer.state.metrics.numbers import DIMENSIONS, Ask
 from tracer.state.metrics.slo import parse
 from tracer.state.trace_state import TraceState
 from tracer.tui.app import TracerApp
-from tracer.tui.screens.numbers.itl_plot import cause_of, word_of
+from tracer.tui.screens.numbers.plots import cause_of, word_of
 from tracer.tui.screens.numbers.screen import NumbersScreen
-from tracer.tui.toolkit import figures
 from tracer.tui.toolkit.theme import ASCII, MONO, UNICODE, Look
 
 RECORDINGS = sorted((Path(__file__).parents[2] / "recordings").glob("*.trace"))
@@ -89,7 +89,7 @@ async def test_every_figure_on_the_screen_is_the_one_in_the_document(path: Path)
     state = load(path)
     app = TracerApp(StateFeed(state), look=Look())
     app.slo = parse("ttft=2s,itl=400ms")
-    app.lens.window_s = math.inf
+    app.frozen.window_s = math.inf
     told = json.loads(json.dumps(document(state.snapshot(numbers=Ask(slo=app.slo)))))["numbers"]
     async with app.run_test(size=(200, 60)) as pilot:
         await opened(pilot, app)
@@ -129,9 +129,9 @@ async def test_every_figure_on_the_screen_is_the_one_in_the_document(path: Path)
             assert cell("TOKENS") == f"in {into}/s  out {out}/s"
             assert cell("PREEMPTED") == figures.count(figure["preemptions"])
             if window["budget_use"] is not None:
-                assert cell("BUDGET").startswith(f"{figures.percent(window['budget_use'])}%")
+                assert cell("BUDGET").startswith(f"{figures.percent(window['budget_use'])} %")
             if figure["hit_share"] is not None:
-                assert cell("HITS").startswith(f"{figures.percent(figure['hit_share'])}%")
+                assert cell("HITS").startswith(f"{figures.percent(figure['hit_share'])} %")
             if figure["ended"]:
                 assert cell("ENDED").startswith(figures.count(figure["ended"]))
                 assert cell("PROMPT tok").split()[0] == figures.short_count(figure["prompt"]["p50"])
@@ -141,12 +141,12 @@ async def test_every_figure_on_the_screen_is_the_one_in_the_document(path: Path)
             if figure["slo"]["share"] is not None:
                 assert cell("GOODPUT").startswith(f"{figure['slo']['goodput']:.2f}/s")
         gauges = told["gauges"]
-        assert f"KV live {figures.percent(gauges['kv_live'])}%" in rows[1]
+        assert f"KV live {figures.percent(gauges['kv_live'])} %" in rows[1]
         assert f"queue {figures.count(gauges['waiting'])}" in rows[1]
         assert isinstance(app.screen, NumbersScreen)
         shown = app.screen.numbers
         assert shown is not None
-        document_of_screen = document(app.lens.numbers(Ask(slo=app.slo)))["numbers"]
+        document_of_screen = document(app.frozen.numbers(Ask(slo=app.slo)))["numbers"]
         assert json.loads(json.dumps(document_of_screen))["windows"] == told["windows"]
         assert [point["count"] for point in document_of_screen["itl_by_batch"]["points"]] == [
             point.count for point in shown.by_batch.points
@@ -155,19 +155,20 @@ async def test_every_figure_on_the_screen_is_the_one_in_the_document(path: Path)
 
 @pytest.mark.parametrize(
     ("by", "words", "said"),
-    [("batch", ("rises", "flat"), "past the ridge"), ("position", ("flat", "rises"), "cache reads"),
+    [("batch", ("slower", "flat"), "compute-bound"),
+     ("position", ("flat", "slower"), "cache reads"),
      ("neither", ("flat", "flat"), "look at the CPU")],
 )  # fmt: skip
 async def test_the_three_causes_of_slow_tokens_look_different(
     by: str, words: tuple[str, str], said: str
 ) -> None:
     app = TracerApp(StateFeed(slow(by)), look=Look())
-    app.lens.window_s = math.inf
+    app.frozen.window_s = math.inf
     async with app.run_test(size=(200, 60)) as pilot:
         screen = await opened(pilot, app)
         assert screen.numbers is not None
         assert (word_of(screen.numbers.by_batch), word_of(screen.numbers.by_position)) == words
-        assert said in cause_of(screen.numbers)[0] and said in rows_of(app)[-1]
+        assert said in cause_of(screen.numbers) and said in rows_of(app)[-1]
         heights = [
             [cells.count("█") for cells in zip(*(strip.text[9:] for strip in
              (plot.render_line(y) for y in range(1, plot.size.height - 2))), strict=False)]
@@ -175,7 +176,7 @@ async def test_the_three_causes_of_slow_tokens_look_different(
         ]  # fmt: skip
         for tall, word in zip(heights, words, strict=True):
             drawn = [height for height in tall if height]
-            assert (max(drawn) > 1.5 * drawn[0]) == (word == "rises")
+            assert (max(drawn) > 1.5 * drawn[0]) == (word == "slower")
 
 
 async def test_a_stall_is_marked_where_it_was(busy: Timeline) -> None:
@@ -235,8 +236,8 @@ async def test_windows_and_plots_are_cycled(busy: Timeline) -> None:
         shown = set()
         for _ in range(6):
             await pressed(pilot, app, "c")
-            shown.add(screen.part)
-            assert screen.parts[screen.part].is_on_screen
+            shown.add(screen.card)
+            assert screen.cards[screen.card].is_on_screen
         assert shown == set(range(6))
 
 

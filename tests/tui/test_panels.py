@@ -24,14 +24,14 @@ from engine_hooks.protocol.events import (
 from engine_hooks.protocol.stages import Stage
 from tests.tui.stage import FixedFeed, app_at, app_on, rows_of, settle, text_of
 from tests.tui.timeline import ENGINE, START, Timeline
+from tracer.format import figures
 from tracer.format.text import cell_width
 from tracer.state.engine.pool import Prefix, pool_of
 from tracer.state.view import EngineView
-from tracer.tui.screens.live import block_map
+from tracer.tui.screens.live import kv_panel
 from tracer.tui.screens.live.batch_panel import marked, meter, ridge_text
 from tracer.tui.screens.live.kv_panel import prefix_strip
 from tracer.tui.screens.request.screen import RequestScreen
-from tracer.tui.toolkit import figures
 from tracer.tui.toolkit.theme import ANSI16, ASCII, DARK, MONO, UNICODE, Look
 
 AT = START + 9_500 * NS_PER_MS
@@ -72,10 +72,10 @@ async def test_the_kv_panel_tells_growth_holders_and_how_many_more_fit(busy: Tim
         pool = pool_of(engine)
         assert engine.mean_tokens is not None and engine.holders == 9
         assert (
-            f"more fit {pool.fit_mean} of {round(engine.mean_tokens)} (mean), 0 of 8,192 (longest)"
-            in text
+            f"room for {pool.fit_mean} average requests ({round(engine.mean_tokens)} tokens), "
+            "0 of 8,192" in text
         )
-        assert f"takes    22.5 KiB a token; {engine.held / engine.holders:.1f} blocks" in text
+        assert f"22.5 KiB a token · {engine.held / engine.holders:.0f} blocks a request" in text
         assert "pool     256 × 16 tokens = 90.0 MiB" in rows
 
 
@@ -94,8 +94,8 @@ async def test_the_selected_request_shows_its_hits_and_what_it_may_come_to_hold(
         assert f"{prefix.hit} of {prefix.prompt} prompt blocks hit, at most {prefix.longest}" in row
         assert row.count("▣") == prefix.hit
         states = app.live.kv.states
-        assert int((states == block_map.HIT).sum()) == prefix.hit
-        assert int((states == block_map.CHOSEN).sum()) == len(app.live.kv.chosen) - prefix.hit
+        assert int((states == kv_panel.HIT).sum()) == prefix.hit
+        assert int((states == kv_panel.CHOSEN).sum()) == len(app.live.kv.chosen) - prefix.hit
 
 
 async def test_what_the_next_in_line_needs_is_told_while_nobody_is_selected(
@@ -107,8 +107,8 @@ async def test_what_the_next_in_line_needs_is_told_while_nobody_is_selected(
         first = app.live.queue.waits[0]
         text = text_of(app)
         assert first.needs is not None
-        assert f"next     needs {first.needs} blocks, {first.has} are left" in text
-        assert f"KV blocks: the next needs {first.needs} blocks, {first.has} free" in text
+        assert f"next     needs {first.needs} blocks, {first.has} free" in text
+        assert f"KV blocks: next needs {first.needs}, {first.has} free" in text
 
 
 async def test_evictions_and_ages_of_cached_blocks_are_told_and_drawn(busy: Timeline) -> None:
@@ -171,12 +171,12 @@ async def test_a_paused_screen_can_still_be_maximised(tight: Timeline) -> None:
 
 
 def test_a_map_of_more_blocks_than_cells_shows_the_most_frequent_state() -> None:
-    live, cached, free, chosen = block_map.LIVE, block_map.CACHED, block_map.FREE, block_map.CHOSEN
+    live, cached, free, chosen = kv_panel.LIVE, kv_panel.CACHED, kv_panel.FREE, kv_panel.CHOSEN
     states = np.array([live] * 6 + [cached] * 4 + [free] * 9 + [chosen], np.uint8)
-    folded = block_map.fold(states, 5).tolist()
+    folded = kv_panel.fold(states, 5).tolist()
     assert folded == [live, cached, free, chosen]
-    assert block_map.fold(states, 1) is states
-    assert block_map.fold(states, 7).tolist()[-1] == block_map.CHOSEN
+    assert kv_panel.fold(states, 1) is states
+    assert kv_panel.fold(states, 7).tolist()[-1] == kv_panel.CHOSEN
 
 
 @pytest.mark.parametrize("look", [Look(DARK, UNICODE), Look(ANSI16, UNICODE), Look(MONO, ASCII)])
@@ -185,16 +185,16 @@ def test_a_map_fills_its_room_at_every_size(look: Look, blocks: int) -> None:
     states = np.arange(blocks, dtype=np.uint8) % 6
     for width in (1, 2, 3, 17, 60, 197):
         for height in (1, 2, 9, 40):
-            rows = block_map.map_rows(look, states, width, height)
+            rows = kv_panel.map_rows(look, states, width, height)
             assert len(rows) == height
             assert {sum(len(segment.text) for segment in row) for row in rows} == {width}
 
 
 def test_every_state_of_a_block_is_told_by_its_glyph_without_colour() -> None:
     for look in (Look(MONO, UNICODE), Look(MONO, ASCII)):
-        states = (block_map.FREE, *block_map.AGED, block_map.LIVE, block_map.HIT)
-        assert len({block_map.block_glyph(look, state) for state in states}) == len(states)
-        assert block_map.block_style(look, block_map.CHOSEN).reverse
+        states = (kv_panel.FREE, *kv_panel.AGED, kv_panel.LIVE, kv_panel.HIT)
+        assert len({kv_panel.block_glyph(look, state) for state in states}) == len(states)
+        assert kv_panel.block_style(look, kv_panel.CHOSEN).reverse
 
 
 @pytest.mark.parametrize("cells", range(1, 40))
@@ -242,9 +242,9 @@ async def test_the_batch_panel_names_the_limit_and_the_ridge(slots: Timeline) ->
         app.live.draw()
         await settle(pilot)
         text = text_of(app)
-        assert "batch slots: the next one waits" in text
+        assert "batch slots: next request waits" in text
         assert app.live.batch_panel.ridge == pytest.approx(147.6, abs=0.1)
-        assert "at 148, above all slots: one more costs little" in text
+        assert "compute-bound from batch 148, above all slots" in text
 
 
 async def test_without_a_known_device_there_is_no_ridge(busy: Timeline) -> None:
@@ -295,18 +295,18 @@ def view(**fields: int) -> EngineView:
 
 def test_the_ridge_is_told_from_the_side_on_which_the_batch_is() -> None:
     assert (
-        ridge_text(147.6, view(batch=200, max_batch=256), 60)
-        == "at 148, passed: one more makes each step longer"
+        ridge_text(147.6, view(batch=200, max_batch=256), 70)
+        == "compute-bound from batch 148, reached: one more slows each step"
     )
     assert (
-        ridge_text(147.6, view(batch=20, max_batch=256), 60)
-        == "at 148, not reached: one more costs little"
+        ridge_text(147.6, view(batch=20, max_batch=256), 70)
+        == "compute-bound from batch 148, not reached: one more costs little"
     )
     assert (
-        ridge_text(147.6, view(batch=20, max_batch=64), 60)
-        == "at 148, above all slots: one more costs little"
+        ridge_text(147.6, view(batch=20, max_batch=64), 70)
+        == "compute-bound from batch 148, above all slots: one more costs little"
     )
-    assert ridge_text(147.6, view(batch=200, max_batch=256), 20) == "at 148, passed"
+    assert ridge_text(147.6, view(batch=200, max_batch=256), 20) == "from batch 148"
 
 
 @pytest.mark.parametrize("size", [(140, 40), (80, 24)])
@@ -345,14 +345,14 @@ async def test_with_all_the_room_the_queue_is_a_table(tight: Timeline) -> None:
         await settle(pilot)
         waits = app.live.queue.waits
         rows = rows_of(app)
-        assert f"{len(waits)} for KV blocks" in text_of(app)
+        assert f"KV blocks: {len(waits)}" in text_of(app)
         for wait in waits:
             row = next(row for row in rows if f" {wait.id} " in row)
             assert row.split()[0] == str(wait.place)
             ms = (START + 6 * NS_PER_S - wait.since) / 1e6
             assert f"{ms:,.0f}" in row
             if wait.behind:
-                assert f"KV, behind {wait.behind}" in row
+                assert f"KV blocks (after {wait.behind})" in row
         assert f"{waits[0].needs} blocks" in rows[6] and "×" in rows[6]
 
 
@@ -391,7 +391,7 @@ async def test_one_that_can_never_be_admitted_is_told_apart() -> None:
         await settle(pilot)
         rows = right(rows_of(app), 140)
         assert any("r2" in row and "313 blocks, 40 exist" in row for row in rows)
-        assert any("r3" in row and "the next step" in row for row in rows)
+        assert any("r3" in row and "next step" in row for row in rows)
 
 
 async def test_who_waits_is_not_made_up_where_only_a_count_is_told() -> None:
@@ -402,7 +402,7 @@ async def test_who_waits_is_not_made_up_where_only_a_count_is_told() -> None:
     async with app.run_test(size=(160, 40)) as pilot:
         await settle(pilot)
         assert "queue 2" in text_of(app)
-        assert "who waits is not told" in text_of(app)
+        assert "requests not reported" in text_of(app)
 
 
 async def test_an_engine_that_tells_nothing_of_its_cache_gets_no_figures() -> None:
@@ -427,7 +427,7 @@ async def test_an_engine_that_tells_nothing_of_its_cache_gets_no_figures() -> No
     app = app_on(FixedFeed(events, START + 50 * NS_PER_MS))
     async with app.run_test(size=(160, 40)) as pilot:
         await settle(pilot)
-        assert "not told by this engine" in text_of(app)
+        assert "not reported by this engine" in text_of(app)
         assert "none reached" in text_of(app)
 
 
@@ -443,7 +443,7 @@ async def test_the_request_screen_shows_the_hits_of_its_prefix_also_when_it_is_o
         for phase in ("decode", "done"):
             found = next(
                 v
-                for v in app.lens.feed.state.snapshot().requests
+                for v in app.frozen.feed.state.snapshot().requests
                 if v.phase == phase and v.cached_tokens
             )
             app.open_request(found)

@@ -87,9 +87,9 @@ async def press(pilot: Pilot[Any], *keys: str) -> None:
 async def test_the_timeline_tells_place_length_speed_and_share(path: Path) -> None:
     async with replaying(path) as (pilot, app):
         assert line_of(app).startswith(" ‖ 1x  0:00.0 / 0:0")
-        assert line_of(app).rstrip().endswith("0%")
+        assert line_of(app).rstrip().endswith("0 %")
         await press(pilot, "dollar_sign", "plus")
-        assert "2x" in line_of(app) and line_of(app).rstrip().endswith("100%")
+        assert "2x" in line_of(app) and line_of(app).rstrip().endswith("100 %")
         track = line_of(app).split("s ")[-1]
         assert track.count("●") == 1 and "━" in track
         await press(pilot, "circumflex_accent")
@@ -108,7 +108,10 @@ async def test_it_fits_any_screen_and_stands_above_the_keys(
         assert isinstance(app.screen, RequestScreen)
         rows = rows_of(app)
         assert (
-            len(rows) == size[1] and "0:0" in rows[-2] and "100%" in rows[-2] and "help" in rows[-1]
+            len(rows) == size[1]
+            and "0:0" in rows[-2]
+            and "100 %" in rows[-2]
+            and "help" in rows[-1]
         )
         if look is ASCII:
             assert rows[-2].isascii()

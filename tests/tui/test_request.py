@@ -10,12 +10,12 @@ from engine_hooks.protocol.events import Coverage, Finished, Prompt, Received, S
 from engine_hooks.protocol.stages import STAGES, Stage
 from tests.tui.stage import FixedFeed, app_at, app_on, rows_of, settle, text_of
 from tests.tui.timeline import ENGINE, START, Timeline
+from tracer.format import figures
 from tracer.state.view import Status
 from tracer.tui.screens.live.screen import LiveScreen
 from tracer.tui.screens.request.axis import Scale, axis_of
 from tracer.tui.screens.request.screen import RequestScreen
 from tracer.tui.screens.request.shapes import dtype_bytes, kv_bytes_per_token, shapes_of
-from tracer.tui.toolkit import figures
 
 AT = START + 9_500 * NS_PER_MS
 
@@ -29,7 +29,7 @@ async def opened(pilot: object, app: object, request_id: str) -> RequestScreen:
     return screen
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+@pytest.mark.parametrize("size", [(60, 24), (80, 24), (120, 40), (200, 60)])
 async def test_twelve_rows_show_the_durations_that_the_state_tells(
     busy: Timeline, size: tuple[int, int]
 ) -> None:
@@ -42,8 +42,8 @@ async def test_twelve_rows_show_the_durations_that_the_state_tells(
             row = next(row for row in rows if info.label in row[:18])
             assert figures.milliseconds(stage.ms) in row
             if size[0] >= 80 and stage.share is not None:
-                assert f"{figures.percent(stage.share)}%" in row
-        assert any("unattributed" in row for row in rows)
+                assert f"{figures.percent(stage.share)} %" in row
+        assert any("unattributed" in row or " rest " in row for row in rows)
 
 
 async def test_every_stage_is_seen_on_the_elastic_axis_whatever_its_length(busy: Timeline) -> None:
@@ -129,7 +129,7 @@ async def test_texts_scroll_and_an_output_that_grows_is_followed() -> None:
         screen.place()
         feed.advance(timeline.end)
         await settle(pilot)
-        detail = app.lens.detail("req_1")
+        detail = app.frozen.detail("req_1")
         assert detail is not None
         assert detail.output_text is not None
         last = detail.output_text.split()[-2:]
@@ -187,7 +187,7 @@ async def test_a_running_request_is_updated_until_it_is_done(busy: Timeline) -> 
             feed.advance(feed.now() + 100 * NS_PER_MS)
             app.screen.draw()  # type: ignore[attr-defined]
             await pilot.pause()
-        detail = app.lens.detail(live)
+        detail = app.frozen.detail(live)
         assert detail is not None
         assert detail.view.closed is not None
         text = text_of(app)

@@ -182,7 +182,6 @@ def test_palette_and_glyphs_follow_the_terminal() -> None:
     assert choose_palette(no_color=True, colours="truecolor") is MONO
     assert choose_palette(no_color=False, colours="standard") is ANSI16
     assert choose_palette(no_color=False, colours="256") is DARK
-    assert choose_palette(no_color=False, colours="truecolor", light=True) is LIGHT
     assert choose_glyphs("utf-8") is UNICODE
     assert choose_glyphs("ascii") is ASCII
     assert choose_glyphs("latin-1") is ASCII

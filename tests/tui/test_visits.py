@@ -138,7 +138,7 @@ async def test_screens_that_were_away_have_the_size_and_palette_of_now(
 ) -> None:
     """They look as those of a program that was started so. The diagnosis comes every few seconds:
     not in between."""
-    monkeypatch.setattr(watch, "LOOK_S", 3_600)
+    monkeypatch.setattr(watch, "CHECK_S", 3_600)
     async with visiting(short, size, LIGHT) as fresh:
         expected = {}
         for key in "1345672":

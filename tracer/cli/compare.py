@@ -4,55 +4,58 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tracer.cli.command import Command
-from tracer.cli.stdout import has_bars, has_screen, width
+from tracer.analysis.compare import KEEP, Comparison, Trace, trace_of_state
+from tracer.analysis.compare import compare as compared
+from tracer.analysis.compare.cells import MATCHES
+from tracer.analysis.compare.result import PERCENTILES
+from tracer.analysis.compare.rows import row_of
+from tracer.analysis.errors import AnalysisError
+from tracer.cli import arguments
+from tracer.cli.arguments import flag, option
+from tracer.cli.output import has_bars, print_json, print_text, require_screen, width
 from tracer.cli.target_state import is_trace, state_of
+from tracer.export.compare_doc import document
+from tracer.export.compare_text import compare_text
+from tracer.format.text import clean
+from tracer.replay.cursor import load
+from tracer.state.trace_state import TraceState
 
-if TYPE_CHECKING:
-    from tracer.analysis.compare import Comparison, Trace
-    from tracer.state.trace_state import TraceState
-
-PERCENTILES = ("p50", "p95", "p99")
-"""As `analysis.compare.result.PERCENTILES`, here so that --help need not load numpy."""
-MATCHES = ("length", "work", "none")
-"""As `analysis.compare.cells.MATCHES`."""
+EXAMPLES = """\
+  tracer compare before.trace after.trace
+  tracer compare cold.trace warm.trace loaded.trace --percentile p95
+  tracer compare good.trace new.trace --fail-on ttft=10 --fail-on decode=5
+  tracer compare before.trace after.trace --screen    # look around in it
+  tracer compare before.trace 4711 --json | jq '.pairs[0].verdict'"""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Put traces side by side and name the stage that explains what changed."""
-    import json
-
-    from tracer.analysis.compare import compare as compared
-    from tracer.export.compare_doc import document
-    from tracer.export.compare_text import compare_text
-    from tracer.transport.targets import TargetError
-
     targets: list[str] = options.targets
     checks = [_check(text) for text in options.fail_on]
-    if options.screen and not has_screen():
-        raise TargetError("no terminal to show a screen in; without --screen it is printed")
+    if options.screen:
+        require_screen("no terminal to show a screen in; without --screen it is printed")
     states = [_state(target) for target in targets]
     traces = _traces(targets, states)
     if options.screen:
-        from tracer.tui.comparing import show
+        from tracer.tui.standalone import show_comparison
 
-        return show(traces, states[-1], percentile=options.percentile, match=options.match)
+        return show_comparison(
+            traces, states[-1], percentile=options.percentile, match=options.match
+        )
     comparison = compared(traces, percentile=options.percentile, match=options.match)
     if options.json:
-        print(json.dumps(document(comparison), indent=2))
+        print_json(document(comparison))
     else:
-        print(compare_text(comparison, width=width(), unicode=has_bars()).rstrip("\n"))
-    return _failed(comparison, checks)
+        print_text(compare_text(comparison, width=width(), unicode=has_bars()))
+    failures = list(_failures(comparison, checks))
+    for failure in failures:
+        print(f"tracer compare: {failure}", file=sys.stderr)
+    return 1 if failures else 0
 
 
 def _traces(targets: Sequence[str], states: Sequence[TraceState]) -> list[Trace]:
-    """Each with a name by which it can be told from the others."""
-    from tracer.analysis.compare import trace_of_state
-
     short = [Path(target).name if is_trace(target) else target for target in targets]
     names = short if len(set(short)) == len(short) else list(targets)
     if len(set(names)) < len(names):
@@ -61,20 +64,12 @@ def _traces(targets: Sequence[str], states: Sequence[TraceState]) -> list[Trace]
 
 
 def _state(target: str) -> TraceState:
-    """The state of a target with all of its requests. Raises what `state_of` raises."""
-    if not is_trace(target):
-        return state_of(target)
-    from tracer.analysis.compare import KEEP
-    from tracer.replay.cursor import load
-
-    return load(target, keep_finished=KEEP)
+    """Return the state of a target with all of its requests. Raises what `state_of` raises."""
+    return load(target, keep_finished=KEEP) if is_trace(target) else state_of(target)
 
 
 def _check(text: str) -> tuple[str, float]:
-    """``decode=5`` as the key of a row and a share. Raises AnalysisError."""
-    from tracer.analysis.compare.rows import row_of
-    from tracer.analysis.errors import AnalysisError
-
+    """Return ``decode=5`` as the key of a row and a share. Raises AnalysisError."""
     name, separator, percent = text.partition("=")
     try:
         share = float(percent.strip().removesuffix("%")) / 100
@@ -82,104 +77,58 @@ def _check(text: str) -> tuple[str, float]:
         share = -1.0
     if not separator or not 0 <= share < 1e6:
         raise AnalysisError(
-            f"--fail-on wants a stage or timer and per cent, such as decode=5, not {text[:40]!r}"
+            f"--fail-on {text[:40]!r}: must be a stage or timer and per cent, such as decode=5"
         )
     return row_of(name).key, share
 
 
-def _failed(comparison: Comparison, checks: Sequence[tuple[str, float]]) -> int:
-    """1 when a check does not hold, each of which is told on stderr; one that cannot be decided
-    does not hold."""
-    from tracer.format.text import clean
-
-    code = 0
+def _failures(comparison: Comparison, checks: Sequence[tuple[str, float]]) -> Iterator[str]:
+    """Yield the checks that do not hold; one that cannot be decided does not."""
     statistic = comparison.percentile
     for key, share in checks:
         for pair in comparison.pairs:
             change = pair.change(key, statistic)
-            name = clean(comparison.columns[pair.after].name)
+            what = f"{key} {statistic} of {clean(comparison.columns[pair.after].name)}"
             if change.differs is None:
-                reason = f"cannot be checked: {change.why or 'not measured'}"
-            elif (
-                change.differs
-                and (change.difference or 0.0) > 0
-                and (change.relative or 0.0) > share
-            ):
-                reason = f"rose {change.relative:.1%}, {share:.0%} is allowed"
-            else:
+                yield f"{what} cannot be checked: {change.why or 'not measured'}"
                 continue
-            print(f"tracer compare: {key} {statistic} of {name} {reason}", file=sys.stderr)
-            code = 1
-    return code
+            rose = change.differs and (change.difference or 0.0) > 0
+            if rose and (change.relative or 0.0) > share:
+                yield f"{what} rose {change.relative:.1%}, {share:.0%} is allowed"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument(
-        "targets",
-        nargs="+",
-        action=_Targets,
-        metavar="FILE|TARGET",
-        help="two or three recorded traces, pids, or names as in tracer attach --list; the first "
-        "one is "
-        "what the others are compared with",
-    )
+    option(
+        parser, "targets", "FILE|TARGET",
+        "two or three recorded traces, pids, or names as in tracer attach --list; the others are "
+        "compared with the first",
+        nargs="+", action=_Targets,
+    )  # fmt: skip
     parser.add_argument(
         "--percentile", choices=PERCENTILES, default="p50", help="which figure (default p50)"
     )
     parser.add_argument(
-        "--match",
-        choices=MATCHES,
-        default="length",
-        help="which requests are held against each other: of the same prompt and output length "
-        "(default); "
-        "of the same computed tokens as well (work): what a prefix cache saves is no difference "
-        "then; or all (none)",
-    )
-    parser.add_argument("--json", action="store_true", help="as JSON on stdout")
-    parser.add_argument(
-        "--screen",
-        action="store_true",
-        help="in the screens of this tool, to look around in; without it the comparison is "
-        "printed, on a "
-        "terminal as well as into a pipe",
-    )
-    parser.add_argument(
-        "--fail-on",
-        action="append",
-        default=[],
-        metavar="ROW=PERCENT",
-        help="exit with 1 when a stage or timer (e2e, ttft, queue, prefill_time, tpot, itl) got "
-        "slower "
-        "by more than so many per cent, beyond noise, or cannot be compared; may be "
-        "repeated",
-    )
+        "--match", choices=MATCHES, default="length",
+        help="which requests are compared: of the same prompt and output length (default); of the "
+        "same computed tokens as well (work), so that tokens saved by a prefix cache make no "
+        "difference; or all (none)",
+    )  # fmt: skip
+    arguments.add_json(parser)
+    flag(parser, "--screen", "show the comparison in the screens of this tool, do not print it")
+    option(
+        parser, "--fail-on", "ROW=PERCENT",
+        "exit with 1 when a stage or timer (e2e, ttft, queue, prefill_time, tpot, itl) got slower "
+        "by more than so many per cent, beyond noise, or cannot be compared; may be repeated",
+        action="append", default=[],
+    )  # fmt: skip
 
 
 class _Targets(argparse.Action):
-    """Two or three of them."""
+    """Two or three targets."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace,
+                 values: object, option_string: str | None = None) -> None:  # fmt: skip
         given = list(values) if isinstance(values, list) else []
         if not 2 <= len(given) <= 3:
             parser.error(f"two or three traces are compared, not {len(given)}")
         setattr(namespace, self.dest, given)
-
-
-COMMAND = Command(
-    "compare",
-    "put traces side by side and name the stage that explains what changed",
-    "  tracer compare before.trace after.trace\n"
-    "  tracer compare cold.trace warm.trace loaded.trace --percentile p95\n"
-    "  tracer compare good.trace new.trace --fail-on ttft=10 --fail-on decode=5\n"
-    "  tracer compare before.trace after.trace --screen    # look around in it\n"
-    "  tracer compare before.trace 4711 --json | jq '.pairs[0].verdict'",
-    add_arguments,
-    run,
-)

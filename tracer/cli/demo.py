@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Final
 
 from tracer.cli import arguments
-from tracer.cli.command import Command
-from tracer.cli.engine_run import add_run_arguments, run_job
+from tracer.cli.arguments import option
+from tracer.cli.run import add_run_arguments, run_job
+from tracer.demo.demo import Demo
+from tracer.demo.faults import FAULTS, Fault, FaultError, fault
+from tracer.demo.launch import LAUNCHERS
 
-ENGINES: Final = ("transformers", "vllm")
-"""What can be started: the keys of `tracer.demo.demo.LAUNCHERS`, here so that --help need not load
-them."""
+EXAMPLES = """\
+  tracer demo
+  tracer demo --rate 2 --seed 7
+  tracer demo --model ./my-model
+  tracer demo --fault slow-sampler@20    # goes wrong 20 s after the first request
+  tracer demo --headless --seconds 30 --json > demo.json"""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run an embedded model under real traffic and watch it."""
-    from tracer.demo.demo import Demo
-
     job = Demo(
         options.engine,
         options.model,
@@ -27,58 +29,32 @@ def run(options: argparse.Namespace) -> int:
         stopwatch=options.stopwatch,
         fault=options.fault,
     )
-    return run_job(job, options, traffic=job.traffic, mode="demo")
+    return run_job(job, options, mode="demo", traffic=job.traffic)
+
+
+def _fault(text: str) -> Fault:
+    try:
+        return fault(text)
+    except FaultError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the engine, the model, its traffic and its faults, and the options of a run."""
-    from tracer.demo.faults import FAULTS, FaultError, fault
-
-    def chosen(text: str) -> object:
-        try:
-            return fault(text)
-        except FaultError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    add = parser.add_argument
-    add("--engine", choices=ENGINES, default=ENGINES[0], help="which engine to start")
-    add(
-        "--model",
-        metavar="FOLDER|ID",
-        help="which model (default: a 135M chat model, fetched once)",
+    engines = list(LAUNCHERS)
+    parser.add_argument(
+        "--engine", choices=engines, default=engines[0], help="which engine to start"
     )
-    add(
-        "--rate",
-        type=arguments.rate,
-        metavar="R",
-        help="arrivals a second (default 0.5, or what --fault needs)",
-    )
-    add("--seed", type=int, default=0, metavar="N", help="seed of the traffic (default 0)")
-    add(
-        "--stopwatch",
-        type=Path,
-        metavar="FILE",
-        help="write what each client measured, one JSON object per line",
-    )
-    add(
-        "--fault",
-        type=chosen,
-        metavar="NAME",
-        help=f"a real fault, for the diagnosis to find: {', '.join(FAULTS)}; NAME@20 starts it "
-        "after 20 s, NAME+NAME "
-        "has two at once",
-    )
+    option(parser, "--model", "FOLDER|ID", "which model (default: a 135M chat model, fetched once)")
+    rate = "requests a second (default 0.5, or what --fault needs)"
+    option(parser, "--rate", "R", rate, type=arguments.rate)
+    seed = "seed of the traffic (default 0)"
+    option(parser, "--seed", "N", seed, type=arguments.whole_number, default=0)
+    stopwatch = "write what each client measured, one JSON object per line"
+    option(parser, "--stopwatch", "FILE", stopwatch, type=Path)
+    option(
+        parser, "--fault", "NAME",
+        f"a real fault, for the diagnosis to find: {', '.join(FAULTS)}; NAME@20 starts after 20 s, "
+        "NAME+NAME has two at once",
+        type=_fault,
+    )  # fmt: skip
     add_run_arguments(parser)
-
-
-COMMAND = Command(
-    "demo",
-    "run an embedded model under real traffic and watch it",
-    "  tracer demo\n"
-    "  tracer demo --rate 2 --seed 7\n"
-    "  tracer demo --model ./my-model\n"
-    "  tracer demo --fault slow-sampler@20    # goes wrong 20 s after the first request\n"
-    "  tracer demo --headless --seconds 30 --json > demo.json",
-    add_arguments,
-    run,
-)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tracer.cli import arguments
-from tracer.cli.command import Command
-from tracer.cli.stdout import has_bars, width
+from engine_hooks.protocol.stages import parse
+from tracer.analysis.diagnosis import Diagnosis, diagnose
+from tracer.analysis.diagnosis.clients import read_clients
+from tracer.analysis.diagnosis.rules import NAMES
+from tracer.cli import arguments, target_state
+from tracer.cli.arguments import option
+from tracer.cli.output import has_bars, print_json, print_text, width
+from tracer.export.diagnosis_text import diagnosis_text
 
-if TYPE_CHECKING:
-    from tracer.analysis.diagnosis import Diagnosis
+EXAMPLES = """\
+  tracer diagnose slow.trace
+  tracer diagnose slow.trace --baseline good.trace --fail-on admission
+  tracer diagnose 4711 --seconds 60"""
 
 WATCH_S: Final = 30.0
 """Seconds for which a live target is watched before it is diagnosed."""
@@ -19,24 +26,17 @@ WATCH_S: Final = 30.0
 
 def run(options: argparse.Namespace) -> int:
     """Print the diagnosis; 1 when a finding is among those of ``--fail-on``."""
-    import json
-
-    from tracer.export.diagnosis_text import diagnosis_text
-
     diagnosis = diagnosis_of(options)
     if options.json:
-        print(json.dumps(diagnosis.to_document(), indent=2))
+        print_json(diagnosis.to_document())
     else:
-        print(diagnosis_text(diagnosis, width=width(), unicode=has_bars()).rstrip("\n"))
+        print_text(diagnosis_text(diagnosis, width=width(), unicode=has_bars()))
     return diagnosis.exit_code(options.fail_on)
 
 
 def diagnosis_of(options: argparse.Namespace) -> Diagnosis:
     """Diagnose what `options` (see `add_arguments`) ask for. Raises `UserError`."""
-    from tracer.analysis.diagnosis import diagnose
-    from tracer.analysis.diagnosis.clients import read_clients
-    from tracer.cli.target_state import observed
-
+    observed = target_state.observed
     state = observed(options.target, options.seconds)
     baseline = None if options.baseline is None else observed(options.baseline, options.seconds)
     clients = None if options.clients is None else read_clients(options.clients)
@@ -44,45 +44,24 @@ def diagnosis_of(options: argparse.Namespace) -> Diagnosis:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the target, what it is compared with, and when to fail."""
-    add = parser.add_argument
-    add(
-        "target",
-        metavar="FILE|TARGET",
-        help="a recorded trace, a pid, or a name as in tracer attach --list",
-    )
-    add("--json", action="store_true", help="as JSON on stdout")
-    add(
-        "--baseline",
-        metavar="FILE",
-        help="a trace of when all was well: what is slower than there is found too",
-    )
-    add(
-        "--clients", type=Path, metavar="FILE",
-        help="what the clients measured, one JSON object per line (demo --stopwatch)",
+    arguments.add_target(parser)
+    arguments.add_json(parser)
+    baseline = "a trace of a healthy run: what is slower than there is found too"
+    option(parser, "--baseline", "FILE", baseline)
+    clients = "what the clients measured, one JSON object per line (demo --stopwatch)"
+    option(parser, "--clients", "FILE", clients, type=Path)
+    watched = f"how long a live target is watched first (default {WATCH_S:g})"
+    arguments.add_seconds(parser, watched, WATCH_S)
+    option(
+        parser, "--fail-on", "RULE|STAGE",
+        "exit with 1 when there is such a finding (a rule, a stage's id or number, or any); may be "
+        "repeated",
+        action="append", default=[], type=_matcher,
     )  # fmt: skip
-    add(
-        "--seconds", type=arguments.seconds, default=WATCH_S, metavar="N",
-        help=f"how long a live target is watched first (default {WATCH_S:g})",
-    )  # fmt: skip
-    add(
-        "--fail-on",
-        action="append",
-        default=[],
-        type=_matcher,
-        metavar="RULE|STAGE",
-        help=(
-            "exit with 1 when such a finding is made (a rule, a stage's id or number, or any); may "
-            "be repeated"
-        ),
-    )
 
 
 def _matcher(text: str) -> str:
     """Return an entry of ``--fail-on``, checked."""
-    from engine_hooks.protocol.stages import parse
-    from tracer.analysis.diagnosis.rules import NAMES
-
     word = text.strip().lower()
     if word != "any" and word not in NAMES:
         try:
@@ -92,14 +71,3 @@ def _matcher(text: str) -> str:
                 f"no rule or stage called {text[:40]!r}; rules are any, {', '.join(NAMES)}"
             ) from None
     return word
-
-
-COMMAND = Command(
-    "diagnose",
-    "name the stage that makes a trace slow, with the evidence",
-    "  tracer diagnose slow.trace\n"
-    "  tracer diagnose slow.trace --baseline good.trace --fail-on admission\n"
-    "  tracer diagnose 4711 --seconds 60",
-    add_arguments,
-    run,
-)

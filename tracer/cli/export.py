@@ -1,7 +1,7 @@
 """``tracer export``: a trace in the formats of other tools.
 
 A file is read as a whole: every step and every token of it is exported, however long it is. Of
-a live process it is what is known of it now.
+a live process the state that is known now is exported.
 """
 
 from __future__ import annotations
@@ -10,15 +10,32 @@ import argparse
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from tracer.cli.command import Command
-from tracer.cli.recording_options import say
+from tracer.cli import arguments
+from tracer.cli.arguments import flag, option
+from tracer.cli.output import no_request
+from tracer.cli.status_line import report
 from tracer.cli.target_state import is_trace, state_of
+from tracer.export import tables
+from tracer.export.chrome import chrome_lines
+from tracer.export.collector import send
+from tracer.export.extras import wants
+from tracer.export.otlp import otlp_documents
+from tracer.export.output import ExportError, Output
+from tracer.export.page_file import page_text
+from tracer.export.perfetto import perfetto_packets
+from tracer.export.svg import svg_text
+from tracer.export.whole import MOST, Whole
+from tracer.recording.trace_file import TraceFile
+from tracer.replay.pickled import collections_paused
+from tracer.state.trace_state import TraceState
 
-if TYPE_CHECKING:
-    from tracer.export.whole import Whole
-    from tracer.state.trace_state import TraceState
+EXAMPLES = """\
+  tracer export slow.trace --to perfetto          # then open slow.pftrace at ui.perfetto.dev
+  tracer export slow.trace --to html -o slow.html
+  tracer export slow.trace --to parquet -o tables
+  tracer export slow.trace --to otlp --endpoint http://localhost:4318"""
 
 FORMATS: Final = {
     "perfetto": ".pftrace",
@@ -29,59 +46,60 @@ FORMATS: Final = {
     "html": ".html",
     "svg": ".svg",
 }
-"""What can be written, and what is put behind the trace's name when no other was given."""
+"""Format → end of the name that is made from the trace's when none is given."""
 EXTRA: Final = "export"
 """The optional dependencies that some of the formats need."""
 
 
+def run(options: argparse.Namespace) -> int:
+    if options.endpoint and options.to != "otlp":
+        raise ExportError("--endpoint is where OTLP goes: use it with --to otlp")
+    if options.endpoint and options.output:
+        raise ExportError("--endpoint and -o cannot be used together")
+    name = Path(options.target).name or "trace"  # never a path
+    state = read_whole(options.target)
+    if options.endpoint:
+        return _send(_whole(state, name, options.with_text, options.request), options.endpoint)
+    path = Path(options.output or Path(name).stem + FORMATS[options.to])
+    whole = export_state(
+        state, options.to, path, name=name, with_text=options.with_text, request=options.request,
+        overwrite=options.force,
+    )  # fmt: skip
+    _report_text(whole)
+    totals = whole.totals()
+    steps = f"steps {totals.steps:,}, output tokens {totals.tokens:,}"
+    report(f"{path}: requests {totals.requests:,}, {steps}")
+    return 0
+
+
 def read_whole(target: str) -> TraceState:
-    """The state that a trace file tells with everything kept, or that a live target tells now.
+    """Return the state of a trace file with everything kept, or of a live target now.
 
     Raises TraceFileError, TargetError or OSError.
     """
     if not is_trace(target):
         return state_of(target)
-    from tracer.export.whole import MOST
-    from tracer.recording.keyframes.restore import without_collections
-    from tracer.recording.trace_file import TraceFile
-    from tracer.state.trace_state import TraceState
-
     state = TraceState(keep_finished=MOST, keep_steps=MOST)
-    with TraceFile(target) as trace, without_collections():
+    with TraceFile(target) as trace, collections_paused():
         for delivery in trace.deliveries():
-            if delivery.header is not None:
-                state.add_source(delivery.header)
-            state.unknown += delivery.unknown
-            for event in delivery.events:
-                state.apply(delivery.source, event)
+            state.feed(delivery)
     for problem in trace.problems:
-        say(f"{target} {problem}")
+        report(f"{target} {problem}")
     return state
 
 
 def export_state(
-    state: TraceState,
-    kind: str,
-    path: Path,
-    *,
-    name: str,
-    with_text: bool = False,
-    request: str | None = None,
-    overwrite: bool = False,
-) -> Whole:
+    state: TraceState, kind: str, path: Path, *, name: str, with_text: bool = False,
+    request: str | None = None, overwrite: bool = False,
+) -> Whole:  # fmt: skip
     """Write `state` to `path` in one of `FORMATS` (``csv`` and ``parquet``: a folder of three
-    files); what was written.
+    files); return what was written.
 
     `name` is what the trace is called in it. Raises ExportError, MissingExtraError.
     """
-    from tracer.export.extras import wants
-    from tracer.export.output import Output
-
     whole = _whole(state, name, with_text, request)
     with Output(overwrite=overwrite) as output, wants(EXTRA):
         if kind in ("csv", "parquet"):
-            from tracer.export import tables
-
             output.folder(path)
             write = tables.write_csv if kind == "csv" else tables.write_parquet
             for table in tables.TABLES:
@@ -95,123 +113,48 @@ def export_state(
 
 
 def _whole(state: TraceState, name: str, with_text: bool, request: str | None) -> Whole:
-    from tracer.export.output import ExportError
-    from tracer.export.whole import Whole
-
     try:
         return Whole(state, name, with_text=with_text, request=request)
     except LookupError:
-        known = ", ".join(name[:200] for name in state.request_ids()[-5:]) or "none"
-        raise ExportError(f"no request {(request or '')[:200]}; the latest are: {known}") from None
+        raise ExportError(no_request(state, request or "")) from None
 
 
 def _pieces(kind: str, whole: Whole, state: TraceState) -> Iterable[bytes]:
-    """The bytes of a single file."""
-    if kind == "perfetto":
-        from tracer.export.perfetto import perfetto_packets
-
-        return perfetto_packets(whole)
-    if kind == "chrome":
-        from tracer.export.chrome import chrome_lines
-
-        return chrome_lines(whole, state)
-    if kind == "otlp":
-        from tracer.export.otlp import otlp_documents
-
-        return (
-            (json.dumps(document, separators=(",", ":")) + "\n").encode()
-            for document in otlp_documents(whole)
-        )
-    if kind == "html":
-        from tracer.export.page_file import page_text
-
-        return [page_text(whole).encode("utf-8")]
-    from tracer.export.svg import svg_text
-
-    return [svg_text(whole).encode("utf-8")]
-
-
-# --- commands -------------------------------------------------------------------------------------
-
-
-def run(options: argparse.Namespace) -> int:
-    """Write a trace for other tools: Perfetto, OpenTelemetry, tables, a page, a picture."""
-    from tracer.export.output import ExportError
-
-    if options.endpoint and options.to != "otlp":
-        raise ExportError("--endpoint is where OTLP goes: use it with --to otlp")
-    if options.endpoint and options.output:
-        raise ExportError("--endpoint and -o cannot be asked for together")
-    name = _name(options.target)
-    state = read_whole(options.target)
-    if options.endpoint:
-        return _send(_whole(state, name, options.with_text, options.request), options.endpoint)
-    path = Path(options.output or Path(name).stem + FORMATS[options.to])
-    whole = export_state(
-        state, options.to, path, name=name, with_text=options.with_text, request=options.request,
-        overwrite=options.force,
-    )  # fmt: skip
-    totals = whole.totals()
-    _say_text(whole)
-    told = f"requests {totals.requests:,}, steps {totals.steps:,}, output tokens {totals.tokens:,}"
-    say(f"{path}: {told}")
-    return 0
+    """Return the bytes of a single file."""
+    match kind:
+        case "perfetto":
+            return perfetto_packets(whole)
+        case "chrome":
+            return chrome_lines(whole, state)
+        case "otlp":
+            lines = (json.dumps(each, separators=(",", ":")) for each in otlp_documents(whole))
+            return (f"{line}\n".encode() for line in lines)
+        case "html":
+            return [page_text(whole).encode("utf-8")]
+        case _:
+            return [svg_text(whole).encode("utf-8")]
 
 
 def _send(whole: Whole, endpoint: str) -> int:
-    from tracer.export.collector import send
-    from tracer.export.extras import wants
-    from tracer.export.otlp import otlp_documents
-
     with wants(EXTRA):
         count = send(otlp_documents(whole), endpoint)
-    _say_text(whole)
-    say(f"{endpoint} took {count:,} spans of {len(whole.requests):,} requests")
+    _report_text(whole)
+    report(f"{endpoint} took {count:,} spans of {len(whole.requests):,} requests")
     return 0
 
 
-def _say_text(whole: Whole) -> None:
+def _report_text(whole: Whole) -> None:
     if whole.with_text and not whole.has_text:
-        say("there is no text in this trace; it has some when recorded --with-text")
-
-
-def _name(target: str) -> str:
-    """What the trace of a target is called: never a path."""
-    return Path(target).name or "trace"
+        report("there is no text in this trace; it has some when recorded --with-text")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the target, the format and where it goes."""
-    parser.add_argument(
-        "target",
-        metavar="FILE|TARGET",
-        help="a recorded trace, a pid, a name as in tracer attach --list, or a socket",
-    )
+    arguments.add_target(parser)
     parser.add_argument("--to", required=True, choices=list(FORMATS), help="the format")
     where = "the file to write, for csv and parquet a folder (default: named after the trace)"
     parser.add_argument("-o", "--output", metavar="PATH", help=where)
-    parser.add_argument(
-        "--endpoint",
-        metavar="URL",
-        help="send OTLP to a collector over HTTP instead of writing a file",
-    )
-    parser.add_argument(
-        "--request", metavar="ID", help="one request only, and the steps that it took part in"
-    )
-    parser.add_argument(
-        "--with-text", action="store_true", help="prompts and outputs too, if the trace has them"
-    )
-    parser.add_argument("--force", action="store_true", help="replace what exists")
-
-
-COMMAND = Command(
-    "export",
-    "write a trace for other tools: Perfetto, OpenTelemetry, tables, a page, a picture",
-    "  tracer export slow.trace --to perfetto          # then open slow.pftrace at "
-    "ui.perfetto.dev\n"
-    "  tracer export slow.trace --to html -o slow.html\n"
-    "  tracer export slow.trace --to parquet -o tables\n"
-    "  tracer export slow.trace --to otlp --endpoint http://localhost:4318",
-    add_arguments,
-    run,
-)
+    collector = "send OTLP to a collector over HTTP instead of writing a file"
+    option(parser, "--endpoint", "URL", collector)
+    option(parser, "--request", "ID", "one request only, with its steps")
+    flag(parser, "--with-text", "prompts and outputs too, if the trace has them")
+    flag(parser, "--force", "overwrite what exists")

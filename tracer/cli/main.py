@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from engine_hooks.protocol.errors import UserError
-from tracer.cli.commands import GROUPS
+from tracer.cli.commands import COMMANDS
 from tracer.cli.parser import parser_of
 
 
@@ -22,7 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Raises SystemExit alone; with ``TRACER_DEBUG=1`` errors keep their traceback.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = parser_of(GROUPS, given[0] if given else "")
+    parser = parser_of(given[:1])
+    if given and not given[0].startswith("-") and given[0] not in COMMANDS:
+        parser.error(f"no command called {given[0][:40]}; commands: {', '.join(COMMANDS)}")
     options = parser.parse_args(given)
     if options.name is None:
         parser.print_help()
@@ -47,7 +49,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _reason(error: Exception, known: bool) -> str:
-    """One line that says what went wrong."""
     from tracer.format.text import clean
 
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):

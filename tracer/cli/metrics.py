@@ -3,139 +3,94 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import sys
-from typing import TYPE_CHECKING
 
+from engine_hooks.protocol.clock import NS_PER_S
+from engine_hooks.protocol.stamps import LEAP
 from tracer.cli import arguments
-from tracer.cli.command import Command
-from tracer.cli.monitor_options import add_monitor_arguments
+from tracer.cli.commands import UsageError
+from tracer.cli.status_line import report
+from tracer.cli.target_state import is_trace, state_of
+from tracer.export.extras import wants
+from tracer.monitor.monitor import CHECK_S, Monitor
+from tracer.recording.trace_file import TraceFile
+from tracer.state.trace_state import TraceState
+from tracer.transport.follow import watch_for
+from tracer.transport.targets import find_target
 
-if TYPE_CHECKING:
-    from tracer.monitor.outlets import Outlets
-    from tracer.state.trace_state import TraceState
+EXAMPLES = """\
+  tracer metrics slow.trace
+  tracer metrics 4711 --metrics 9464 --alerts alerts.toml
+  tracer metrics vllm --otlp-metrics http://127.0.0.1:4318"""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the figures as metrics, or serve and send them and watch alerts, without a screen."""
-    from tracer.cli.target_state import is_trace
-    from tracer.monitor.outlets import Outlets
-
-    outlets = Outlets.open(options, _say)
-    try:
-        return (
-            _of_file(options.target, outlets)
-            if is_trace(options.target)
-            else _of_engine(options, outlets)
+    recorded = is_trace(options.target)
+    if recorded and (options.metrics is not None or options.otlp_metrics is not None):
+        raise UsageError(
+            f"{options.target} is a recording: its metrics are printed, not served or sent"
         )
+    monitor = Monitor.open(options, report)
+    try:
+        if recorded:
+            _print(_played(options.target, monitor), monitor)
+        elif monitor.wanted:
+            _watch(options, monitor)
+        else:
+            _print(state_of(options.target), monitor)
+        return monitor.exit_code
     finally:
-        outlets.close()
+        monitor.close()
 
 
-def _of_file(target: str, outlets: Outlets) -> int:
-    """What a recording tells at its end; alerts are watched through all of it."""
-    from engine_hooks.protocol.clock import NS_PER_S
-    from engine_hooks.protocol.stamps import LEAP
-    from tracer.monitor.endpoint import MetricsError
-    from tracer.monitor.outlets import LOOK_S
-    from tracer.recording.trace_file import TraceFile
-    from tracer.state.trace_state import TraceState
-
-    if outlets.endpoint is not None or outlets.pusher is not None:
-        raise MetricsError(f"{target} is a recording: its metrics are printed, not served or sent")
-    state, period, due = TraceState(), int(LOOK_S * NS_PER_S), 0
+def _played(target: str, monitor: Monitor) -> TraceState:
+    """Return the state at the end of a recording; alerts are watched through all of it."""
+    state, period, due = TraceState(), int(CHECK_S * NS_PER_S), 0
     with TraceFile(target) as trace:
         for delivery in trace.deliveries():
             if delivery.header is not None:
                 state.add_source(delivery.header)
             state.unknown += delivery.unknown
             for event in delivery.events:
-                if (
-                    outlets.alerts is not None
-                    and event.t >= due
-                    and (not due or event.t <= state.now + LEAP)
-                ):
+                # a stray stamp is no time at which a check is due
+                if event.t >= due and (not due or event.t <= state.now + LEAP):
                     if due:
-                        outlets.look(state, state.now)
+                        monitor.check(state, state.now)
                     due = event.t + period
                 state.apply(delivery.source, event)
-    outlets.look(state, state.now)
-    _print(state, outlets)
-    return outlets.exit_code
+    monitor.check(state, state.now)
+    return state
 
 
-def _of_engine(options: argparse.Namespace, outlets: Outlets) -> int:
-    import asyncio
-
-    from tracer.cli.target_state import state_of
-    from tracer.transport.targets import find_target
-
-    if not outlets.wanted:
-        _print(state_of(options.target), outlets)
-        return 0
+def _watch(options: argparse.Namespace, monitor: Monitor) -> None:
+    """Serve, send and watch a live target until its end, the time's, or Ctrl-C."""
     target = find_target(options.target)
-    _say(f"watching {target.name}; Ctrl-C ends it")
+    report(f"watching {target.name}; Ctrl-C ends it")
+    state = TraceState()
+    state.quotes = False
 
     async def watch() -> None:
-        from tracer.state.trace_state import TraceState
-        from tracer.transport.bus import Bus
-        from tracer.transport.follow import follow
-
-        bus, state = Bus(), TraceState()
-        state.quotes = False
-        for source in target.sources():
-            bus.add(source)
-        working = asyncio.create_task(outlets.run(state))
-        following = asyncio.create_task(follow(bus, state))
+        working = asyncio.create_task(monitor.run(state))
         try:
-            await asyncio.wait(
-                {following, working}, timeout=options.seconds, return_when=asyncio.FIRST_COMPLETED
-            )
+            await watch_for(target.sources(), options.seconds, state)
         finally:
-            for task in (following, working):
-                task.cancel()
-            await asyncio.gather(following, working, return_exceptions=True)
-            outlets.look(state, state.now)
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            monitor.check(state, state.now)
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(watch())
-    return outlets.exit_code
 
 
-def _print(state: TraceState, outlets: Outlets) -> None:
-    """The metrics on stdout, in the OpenMetrics format."""
-    from tracer.export.extras import wants
-
+def _print(state: TraceState, monitor: Monitor) -> None:
     with wants("metrics"):
         from tracer.export import openmetrics
-    sys.stdout.write(openmetrics.text(outlets.families(state)))
-
-
-def _say(text: str) -> None:
-    from tracer.cli.status_line import Voice
-
-    Voice().say(text)
+    sys.stdout.write(openmetrics.text(monitor.families(state)))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments."""
-    parser.add_argument(
-        "target",
-        metavar="FILE|TARGET",
-        help="a recorded trace, a pid, or a name as in attach --list",
-    )
-    add_monitor_arguments(parser)
-    parser.add_argument(
-        "--seconds", type=arguments.seconds, metavar="N", help="end after N seconds"
-    )
-
-
-COMMAND = Command(
-    "metrics",
-    "print the figures as metrics, or serve and send them and watch alerts, without a screen",
-    "  tracer metrics slow.trace\n"
-    "  tracer metrics 4711 --metrics 9464 --alerts alerts.toml\n"
-    "  tracer metrics vllm --otlp-metrics http://127.0.0.1:4318",
-    add_arguments,
-    run,
-)
+    arguments.add_target(parser)
+    arguments.add_monitor(parser)
+    arguments.add_seconds(parser, "end after N seconds")

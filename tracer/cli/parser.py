@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any, Final, NoReturn
 
 from engine_hooks.protocol import __version__
-from tracer.cli.command import Command
-
-Groups = Sequence[tuple[str, Sequence[Command]]]
+from tracer.cli.commands import COMMANDS, GROUPS
 
 EXAMPLES: Final = """examples:
   tracer demo                          # a real model and real traffic, nothing to set up
@@ -20,17 +18,20 @@ EXAMPLES: Final = """examples:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
+    """A parser that keeps its texts as they are and prints an error as one line."""
+
+    def __init__(self, **settings: Any) -> None:
+        settings |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+        super().__init__(**settings)
 
     def error(self, message: str) -> NoReturn:
-        """Exit with 2."""
         from tracer.format.text import clean
 
         self.exit(2, f"{self.prog}: {clean(message)} (see {self.prog} --help)\n")
 
 
-def parser_of(groups: Groups, wanted: str = "", *, listed: bool = False) -> argparse.ArgumentParser:
-    """Return a parser that knows all commands, and the arguments of the one called `wanted`.
+def parser_of(wanted: Collection[str], *, listed: bool = False) -> Parser:
+    """Return a parser that knows all commands, and the arguments of those called `wanted`.
 
     With `listed` argparse knows the summaries too; the help has them in groups, which argparse
     cannot.
@@ -39,54 +40,39 @@ def parser_of(groups: Groups, wanted: str = "", *, listed: bool = False) -> argp
         prog="tracer",
         usage="tracer [-h] [--version] COMMAND …",
         description="A live stopwatch on every stage of every request in an LLM engine.\n\n"
-        + _listed(groups),
+        + "\n\n".join(_listed()),
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"tracer {__version__}")
-    commands = parser.add_subparsers(
+    added = parser.add_subparsers(
         title="more", metavar="COMMAND --help", dest="name", prog="tracer"
     )
-    commands.help = "all options of a command, with examples"
-    for _, group in groups:
-        for command in group:
-            told: dict[str, Any] = {"help": command.summary} if listed else {}
-            added = commands.add_parser(
-                command.name,
-                **told,
-                description=f"{command.summary[0].upper()}{command.summary[1:]}.",
-                epilog="examples:\n" + command.examples,
-                formatter_class=argparse.RawDescriptionHelpFormatter,
-                allow_abbrev=False,
-            )
-            if command.name == wanted:
-                command.add_arguments(added)
-            added.set_defaults(call=command.run, groups=groups)
+    added.help = "all options of a command, with examples"
+    for command in COMMANDS.values():
+        told: dict[str, Any] = {"help": command.summary} if listed else {}
+        description = f"{command.summary[0].upper()}{command.summary[1:]}."
+        one = added.add_parser(command.name, description=description, **told)
+        if command.name in wanted:
+            module = command.load()
+            module.add_arguments(one)
+            one.epilog = f"examples:\n{module.EXAMPLES}"
+            one.set_defaults(call=module.run)
     return parser
 
 
-def whole_parser(groups: Groups) -> argparse.ArgumentParser:
-    """Return the parser with every argument of every command."""
-    parser = parser_of(groups, listed=True)
-    found = subparsers(parser)
-    for name in found:
-        found[name] = subparsers(parser_of(groups, name))[name]
-    return parser
+def whole_parser() -> Parser:
+    return parser_of(COMMANDS, listed=True)
 
 
 def subparsers(parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Return name → parser of the commands."""
     action = next(
         action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
     )
     return action.choices
 
 
-def _listed(groups: Groups) -> str:
-    return "\n\n".join(
-        "\n".join(
-            [f"{heading}:", *(f"  {command.name:<12}{command.summary}" for command in commands)]
-        )
-        for heading, commands in groups
-    )
+def _listed() -> list[str]:
+    return [
+        "\n".join([f"{heading}:", *(f"  {each.name:<12}{each.summary}" for each in group)])
+        for heading, group in GROUPS
+    ]

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
+import json
+import os
 import signal
-import sys
 from collections.abc import AsyncIterable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from engine_hooks.protocol.stream_decoder import Delivery
-from tracer.cli.status_line import Voice
+from tracer.analysis.diagnosis.finding import Diagnosis
+from tracer.cli.status_line import StatusLine, report
 from tracer.format.text import clean
 from tracer.launch.engine_log import EventLog
 from tracer.launch.headless import SIGNALS, end
 from tracer.launch.run import Run, RunError
-from tracer.monitor.outlets import Outlets
+from tracer.monitor.monitor import Monitor
 from tracer.recording.evidence_ring import EvidenceRing
 from tracer.recording.live_recording import LiveRecording
-from tracer.state.metrics.slo import NO_TARGETS, Slo
+from tracer.recording.own_python import own_python
+from tracer.replay.folding import start_following
+from tracer.state.metrics.slo import Slo
 from tracer.transport.bus import Bus
 from tracer.transport.ssh.remote import Remote
 
@@ -29,150 +35,141 @@ if TYPE_CHECKING:
     from tracer.tui.app import TracerApp
     from tracer.tui.feed import EngineLog, Traffic
 
-PAINT_S: Final = 0.02
-"""Seconds between two looks whether the screen is painted."""
+POLL_S: Final = 0.02
+"""Seconds between two checks whether the screen is painted."""
 PATIENCE_S: Final = 2.0
-"""How long a terminal that does not take what is written holds up the start of the engine."""
+"""Limit of the wait for a slow terminal before the engine starts."""
 
 
 def show_live(
-    sources: Iterable[AsyncIterable[Delivery]],
-    title: str,
-    *,
-    slo: Slo = NO_TARGETS,
-    outlets: Outlets | None = None,
+    sources: Iterable[AsyncIterable[Delivery]], title: str, slo: Slo, monitor: Monitor
 ) -> int:
-    """Show what `sources` tell until the user quits; the exit code. `slo`: the targets to begin
-    with. `outlets` work beside it."""
+    """Show `sources` until the user quits; return the exit code. `monitor` works beside."""
     bus = Bus()
-    links = []
+    remotes = []
     for source in sources:
         bus.add(source)
         if isinstance(source, Remote):
-            links.append(source)
-    tape = LiveRecording(bus)
-    beside = outlets or Outlets(lambda _: None)
-    app = _app(
-        bus,
-        title,
-        mode="live",
-        tape=tape,
-        log=EventLog() if beside.alerts is not None else None,
-        evidence=EvidenceRing(bus),
-    )
+            remotes.append(source)
+    tape = LiveRecording(bus, on_start=start_following)
+    log = EventLog() if monitor.alerts is not None else None
+    app = _app(bus, title, mode="live", tape=tape, log=log, evidence=EvidenceRing(bus))
     app.slo = slo
-    _tell_of(links, app)
-    ended = ""
+    _show_connections(remotes, app)
 
-    async def main() -> None:
-        nonlocal ended
-        _leave_on(app, signal.SIGINT)
-        watching = asyncio.create_task(_beside(app, beside))
+    async def main() -> str:
+        watching = asyncio.create_task(_watch(app, monitor))
         try:
-            await app.run_async()
+            await _shown(app)
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
             ended = await tape.stop()
+        return ended
 
-    asyncio.run(main())
-    if ended:
-        print(f"tracer: {clean(ended)}", file=sys.stderr)
+    if ended := asyncio.run(main()):
+        report(ended)
     return app.return_code or 0
 
 
-def _tell_of(links: Sequence[Remote], app: TracerApp) -> None:
-    """Have the screen say how the connections to other hosts are."""
+def _show_connections(remotes: Sequence[Remote], app: TracerApp) -> None:
     troubles: dict[int, str] = {}
 
-    def trouble(link: int, text: str) -> None:
-        troubles[link] = clean(text)
+    def on_trouble(number: int, text: str) -> None:
+        troubles[number] = clean(text)
         app.trouble = " · ".join(text for text in troubles.values() if text)
 
-    def note(text: str) -> None:
+    def on_status(text: str) -> None:
         app.note = clean(text)
 
-    for number, link in enumerate(links):
-        link.say = note
-        link.on_trouble = partial(trouble, number)
+    for number, remote in enumerate(remotes):
+        remote.on_status = on_status
+        remote.on_trouble = partial(on_trouble, number)
 
 
-def show_replay(player: Player, title: str, *, slo: Slo = NO_TARGETS) -> int:
-    """Show what `player` plays until the user quits; the exit code. `slo`: the targets to begin
-    with."""
+def show_replay(player: Player, title: str, slo: Slo) -> int:
+    """Show a replay until the user quits; return the exit code."""
     from engine_hooks.protocol.blocks import Mark
-    from tracer.cli.trace_findings import diagnosis_of
     from tracer.recording.excerpt import Excerpts
     from tracer.tui.replay.app import ReplayApp
     from tracer.tui.watch import FileWatch
 
     trace = player.trace
-    watch = FileWatch(player, lambda: diagnosis_of(trace.path, trace.begin))
+    watch = FileWatch(player, lambda: _diagnosis_of(trace.path, trace.begin))
 
     async def marks() -> list[Mark]:
-        return [
-            Mark(finding.start, clean(finding.statement))
-            for finding in (await watch.ask()).findings
-        ]
+        findings = (await watch.ask()).findings
+        return [Mark(finding.start, clean(finding.statement)) for finding in findings]
 
     app = ReplayApp(player, title=title, find_findings=marks)
     app.diagnosis, app.evidence = watch, Excerpts(trace.path, trace.end)
-    app.outlets = Outlets(lambda _: None)
-    app.outlets.watch_hardware()
+    app.monitor = Monitor()
+    app.monitor.watch_hardware()
     app.slo = slo
+    return asyncio.run(_shown(app))
 
-    async def main() -> None:
-        _leave_on(app, signal.SIGINT)
-        await app.run_async()
 
-    asyncio.run(main())
-    return app.return_code or 0
+async def _diagnosis_of(path: Path, began: int) -> Diagnosis:
+    """Return the diagnosis of a trace file that starts at `began` (ns), made in a process of its
+    own: the screen goes on drawing. Raises OSError, with the reason in words."""
+    process = await asyncio.create_subprocess_exec(
+        *own_python("tracer.cli.main", "main", "diagnose", str(path.absolute()), "--json"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    with contextlib.suppress(OSError):  # gives way to the screen
+        os.setpriority(os.PRIO_PROCESS, process.pid, os.nice(0) + 5)
+    try:
+        out, err = await process.communicate()
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    if process.returncode:
+        lines = err.decode("utf-8", "replace").strip().splitlines()
+        reason = f"the diagnosis ended with code {process.returncode}"
+        raise OSError(clean(lines[-1]) if lines else reason)
+    try:
+        return Diagnosis.from_document(json.loads(out), began)
+    except (ValueError, KeyError, TypeError) as error:
+        raise OSError(f"{type(error).__name__}: {error}") from None
 
 
 def show_budget(made: Budget, *, journey: bool) -> int:
-    """Show a budget with its sliders, or its journey, until the user quits; the exit code."""
-    from tracer.tui.budget_app import BudgetApp
+    """Show a budget with its sliders, or its journey, until the user quits; return the exit
+    code."""
+    from tracer.tui.standalone import BudgetApp
 
-    app = BudgetApp(made, journey=journey)
-
-    async def main() -> None:
-        _leave_on(app, signal.SIGINT)
-        await app.run_async()
-
-    asyncio.run(main())
-    return app.return_code or 0
+    return asyncio.run(_shown(BudgetApp(made, journey=journey)))
 
 
 def show_run(
-    run: Run,
-    voice: Voice,
-    *,
-    traffic: Traffic | None,
-    mode: str,
-    with_text: bool = False,
-    slo: Slo = NO_TARGETS,
-) -> int:
+    run: Run, status: StatusLine, monitor: Monitor, options: argparse.Namespace,
+    *, traffic: Traffic | None, mode: str,
+) -> int:  # fmt: skip
     """Run and show `run`: the engine starts once the screen is there, and ends after it is gone.
-    `with_text`: what is recorded by a key holds prompts and outputs too. `slo`: the targets to
-    begin with.
 
-    The exit code: the command's when it ended by itself or by a signal that came for us, 0 when the
-    user quit. Raises RunError when the command cannot be run, or ended before any traced process
-    appeared in it.
+    Returns the command's exit code when it ended by itself or by a signal that came for us, 0 when
+    the user quit. Raises RunError when the command cannot be run, or ended before any traced
+    process appeared in it.
     """
-    return asyncio.run(_show_run(run, voice, traffic, mode, with_text, slo))
+    text = options.with_text
+    tape = LiveRecording(
+        run.bus, with_text=text, given=run.recorder, flight=run.flight, on_start=start_following
+    )
+    ring = EvidenceRing(run.bus, with_text=text, flight=run.flight)
+    title = run.job.title
+    app = _app(run.bus, title, mode=mode, tape=tape, log=run.log, traffic=traffic, evidence=ring)
+    app.slo = options.slo
+    return asyncio.run(_show_run(run, status, monitor, app, tape))
 
 
 async def _show_run(
-    run: Run, voice: Voice, traffic: Traffic | None, mode: str, with_text: bool, slo: Slo
+    run: Run, status: StatusLine, monitor: Monitor, app: TracerApp, tape: LiveRecording
 ) -> int:
-    tape = LiveRecording(run.bus, with_text=with_text, given=run.recorder, flight=run.flight)
-    ring = EvidenceRing(run.bus, with_text=with_text, flight=run.flight)
-    app = _app(
-        run.bus, run.job.title, mode=mode, log=run.log, traffic=traffic, tape=tape, evidence=ring
-    )
-    app.slo = slo
-
     def on_screen(text: str, passing: bool) -> None:
         app.note = text
         if not run.traced:  # the stream has no news of its own yet
@@ -180,71 +177,82 @@ async def _show_run(
         if not passing:
             run.log.add(f"tracer: {text}")
 
-    voice.on_screen = on_screen
+    status.on_screen = on_screen
     reading = asyncio.create_task(run.log.follow())
     living = asyncio.create_task(_live(run, app))
-    watching = asyncio.create_task(_beside(app, run.outlets or Outlets(voice.say)))
+    watching = asyncio.create_task(_watch(app, monitor))
     try:
-        _leave_on(app, signal.SIGINT)
-        await app.run_async()
+        await _shown(app)
     except BaseException:
         await end(run, living, None)
         raise
     finally:
-        voice.on_screen = None
+        status.on_screen = None
         reading.cancel()
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-        ended = await tape.stop()
-        if ended:
-            voice.say(ended)
+        if ended := await tape.stop():
+            status.report(ended)
     if living.done():
-        code = living.result()
-        if code and not run.traced:
-            raise RunError(
-                f"{run.job.title} ended with code {code} after {run.seconds:.1f} s", code
-            )
-        return code
+        return _own_end(run, living.result())
     came = next((known for known in SIGNALS if app.return_code == 128 + known), None)
     loop = asyncio.get_running_loop()
     for known in SIGNALS:
         loop.add_signal_handler(known, lambda: run.child.hurry() if run.child is not None else None)
     if run.child is not None:
-        voice.say(f"ending {run.job.title} …")
+        status.report(f"ending {run.job.title} …")
     code = await end(run, living, came)
     return code or app.return_code or 0 if came is None else code
 
 
+def _own_end(run: Run, code: int) -> int:
+    """Return the exit code of a command that ended by itself. Raises RunError when it failed before
+    a traced process appeared in it."""
+    if code and not run.traced:
+        reason = f"{run.job.title} ended with code {code} after {run.seconds:.1f} s"
+        raise RunError(reason, code)
+    return code
+
+
+async def _shown(app: TracerApp) -> int:
+    """Show an app until it is left, by Ctrl-C too, which the app does not look after itself; return
+    its code."""
+    with contextlib.suppress(RuntimeError, ValueError):
+        leave = partial(app.exit, return_code=128 + signal.SIGINT)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, leave)
+    await app.run_async()
+    return app.return_code or 0
+
+
 async def _painted(app: TracerApp) -> None:
-    """Wait for the first paint."""
     while not app.is_running or not app.screen_stack:
-        await asyncio.sleep(PAINT_S)
+        await asyncio.sleep(POLL_S)
     painted = asyncio.Event()
     app.call_after_refresh(painted.set)
     await painted.wait()
 
 
-async def _beside(app: TracerApp, outlets: Outlets) -> None:
-    """Alerts, metrics and the machine beside a screen, from its first paint on."""
-    app.outlets = outlets
-    outlets.on_news = app.tell
-    outlets.say = app.say
+async def _watch(app: TracerApp, monitor: Monitor) -> None:
+    """Let the monitor work beside a screen, from its first paint on."""
+    app.monitor = monitor
+    monitor.on_news = app.report_alert
+    monitor.report = app.report
     await _painted(app)
-    if outlets.endpoint is not None:
-        app.note = f"metrics at {outlets.endpoint.url}"
-    outlets.watch_hardware()
-    await outlets.run(app.feed.state, app.feed.now)
+    if monitor.endpoint is not None:
+        app.note = f"metrics at {monitor.endpoint.url}"
+    monitor.watch_hardware()
+    await monitor.run(app.feed.state, app.feed.now)
 
 
 async def _live(run: Run, app: TracerApp) -> int:
-    """The run's life, from the first paint on. When the engine has ended the screen stays if it
-    shows something."""
+    """Live through the run, from the first paint on. When the engine has ended the screen stays if
+    there is anything on it."""
     await _painted(app)
     # for the thread that writes, and a terminal that takes its time
-    for _ in range(round(PATIENCE_S / PAINT_S)):
+    for _ in range(round(PATIENCE_S / POLL_S)):
         if app.at_rest:
             break
-        await asyncio.sleep(PAINT_S)
+        await asyncio.sleep(POLL_S)
     try:
         code = await run.live()
     except RunError:
@@ -254,26 +262,20 @@ async def _live(run: Run, app: TracerApp) -> int:
         app.exit()
     elif not run.stopping:
         how = f"ended with code {code}" if code else "has ended"
-        run.say(f"{run.job.title} {how} · q quits")
+        run.report(f"{run.job.title} {how} · q quits")
     return code
 
 
 def _app(
-    bus: Bus,
-    title: str,
-    *,
-    mode: str,
-    tape: LiveRecording,
-    log: EngineLog | None = None,
-    traffic: Traffic | None = None,
-    evidence: EvidenceRing | None = None,
-) -> TracerApp:
+    bus: Bus, title: str, *, mode: str, tape: LiveRecording, log: EngineLog | None = None,
+    traffic: Traffic | None = None, evidence: EvidenceRing | None = None,
+) -> TracerApp:  # fmt: skip
     from tracer.analysis.diagnosis.series import ObservedState
     from tracer.tui.app import TracerApp
     from tracer.tui.feed import LiveFeed
 
     class Feed(LiveFeed):
-        """Sets the bus going once the feed listens, so that it misses nothing."""
+        """A feed that runs the bus once it listens, so that it misses nothing."""
 
         async def run(self) -> None:
             carrying = asyncio.create_task(bus.run())
@@ -288,19 +290,11 @@ def _app(
         Feed(bus, ObservedState()), title=title, log=log, traffic=traffic, mode=mode, tape=tape
     )
 
-    def note(sentence: str) -> None:
+    def on_note(sentence: str) -> None:
         app.note = sentence
 
-    tape.on_note = note
+    tape.on_note = on_note
     if evidence is not None:
-        evidence.on_note = note
+        evidence.on_note = on_note
         app.evidence = evidence
     return app
-
-
-def _leave_on(app: TracerApp, number: signal.Signals) -> None:
-    """Leave the screen on a signal that the app does not look after itself."""
-    with contextlib.suppress(RuntimeError, ValueError):
-        asyncio.get_running_loop().add_signal_handler(
-            number, lambda: app.exit(return_code=128 + number)
-        )

@@ -1,4 +1,4 @@
-"""What the tracer itself says while it works: on stderr, or on the screen while there is one."""
+"""The tracer's own lines while it works: on stderr, or on the screen while there is one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final, TextIO
 
-from tracer.cli.stdout import knows_sequences
+from tracer.cli.output import knows_sequences
 from tracer.format.text import clean, fit
 
 PASSING_PERIOD_S: Final = 2.0
@@ -18,9 +18,9 @@ OnScreen = Callable[[str, bool], None]
 """Takes (text, passing) while a screen is shown."""
 
 
-class Voice:
-    """Says one line at a time. A passing one (progress) is written over by the next on a
-    terminal."""
+class StatusLine:
+    """Reports one line at a time. On a terminal a passing one (progress) is written over by the
+    next."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.on_screen: OnScreen | None = None
@@ -30,8 +30,8 @@ class Voice:
         self._passing = False
         self._last_passing = float("-inf")
 
-    def say(self, text: str, *, passing: bool = False) -> None:
-        """Say one line of our own."""
+    def report(self, text: str, *, passing: bool = False) -> None:
+        """Write one line of our own."""
         if self.on_screen is not None:
             self.on_screen(text, passing)
             return
@@ -45,19 +45,24 @@ class Voice:
             self._last_passing = time.monotonic()
             self._write(line + "\n")
 
-    def line(self, text: str) -> None:
-        """Pass on one line of the engine's output."""
+    def pass_on(self, text: str) -> None:
+        """Write one line of the engine's output."""
         if self.on_screen is None:
             self._write(clean(text) + "\n")
 
     def _write(self, text: str, *, passing: bool = False) -> None:
-        before = "\r\x1b[K" if self._passing else ""
+        text = ("\r\x1b[K" if self._passing else "") + text
         self._passing = passing
         try:
-            self._stream.write(before + text)
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError:
+                self._stream.write(text.encode("ascii", "backslashreplace").decode("ascii"))
             self._stream.flush()
-        except UnicodeEncodeError:
-            self._stream.write(before + text.encode("ascii", "backslashreplace").decode("ascii"))
-            self._stream.flush()
-        except (OSError, ValueError):  # nobody listens any more; the run goes on
+        except (OSError, ValueError):  # the reader has gone; the run goes on
             return
+
+
+def report(text: str) -> None:
+    """Write one line of our own on stderr."""
+    StatusLine().report(text)

@@ -1,9 +1,9 @@
 """The demo's clients: a process of its own that talks to the engine with the OpenAI client over
 loopback HTTP.
 
-It stands apart from engine and viewer so that neither slows it down and its stopwatch is
-independent of both. It obeys orders (`Order`, one JSON object a line on stdin) and tells what each
-request saw (`Stopwatch`, one a line on stdout). When stdin ends it stops: it never outlives the
+The process stands apart from engine and viewer so that neither slows it down and its stopwatch is
+independent of both. Orders come on stdin (`Order`, one JSON object per line), what each request saw
+goes to stdout (`Stopwatch`, one per line). The process ends with its stdin: it never outlives the
 demo.
 """
 
@@ -40,7 +40,7 @@ COMPANY_NS: Final = 3_000_000_000
 
 
 class Order(msgspec.Struct, omit_defaults=True):
-    """What the demo wants: begin (the engine serves now), set the rate (arrivals a second), send a
+    """An order of the demo: begin (the engine serves now), set the rate (arrivals a second), send a
     burst, hold or resume arrivals, ask one prompt."""
 
     begin: bool = False
@@ -52,7 +52,7 @@ class Order(msgspec.Struct, omit_defaults=True):
 
 
 class Stopwatch(msgspec.Struct):
-    """What a client saw of its request. Times are monotonic ns of the client's process, None where
+    """A client's record of its request. Times are monotonic ns of the client's process, None where
     it never came.
 
     `client_id` was sent as X-Request-Id, `rid` came back as the id of the response. `first` and
@@ -83,14 +83,11 @@ class Stopwatch(msgspec.Struct):
 class Clients:
     """All clients of one demo, in one event loop."""
 
-    def __init__(
-        self, client: AsyncOpenAI, model: str, script: Script, rate: float, bursts: bool
-    ) -> None:
+    def __init__(self, client: AsyncOpenAI, model: str, script: Script, rate: float) -> None:
         self.client = client
         self.model = model
         self.script = script
         self.rate = rate
-        self.bursts = bursts
         self.paused = False
         self.turned_away = 0
         self._visits: set[asyncio.Task[None]] = set()
@@ -99,8 +96,8 @@ class Clients:
         self._began = asyncio.Event()
         self._last_token: dict[str, int] = {}
 
-    async def run(self) -> None:
-        """Once the engine serves, let clients come until cancelled."""
+    async def run(self, bursts: bool) -> None:
+        """Let clients come, once the engine serves, until cancelled."""
         await self._began.wait()
         with contextlib.suppress(Exception):  # a server without this route serves all the same
             # loads what the client loads at its first use, off anybody's stopwatch
@@ -109,11 +106,10 @@ class Clients:
             self._come(self.script.next())
         async with asyncio.TaskGroup() as group:
             group.create_task(self._arrivals())
-            if self.bursts:
+            if bursts:
                 group.create_task(self._burst_now_and_then())
 
-    def obey(self, order: Order) -> None:
-        """Carry out an order."""
+    def apply(self, order: Order) -> None:
         if order.begin:
             self._began.set()
         if order.rate is not None:
@@ -127,7 +123,6 @@ class Clients:
         self._changed.set()
 
     async def leave(self) -> None:
-        """All clients hang up."""
         for visit in self._visits:
             visit.cancel()
         await asyncio.gather(*self._visits, return_exceptions=True)
@@ -185,7 +180,7 @@ class Clients:
                 self._last_token.pop(this, None)
                 watch.done = time.monotonic_ns()
                 watch.turned_away = self.turned_away
-                say(watch)
+                send(watch)
             messages.append({"role": "assistant", "content": answer})
 
     async def _request(self, plan: Plan, messages: list[Message], watch: Stopwatch) -> str:
@@ -204,10 +199,8 @@ class Clients:
         watch.finish_reason = reply.choices[0].finish_reason
         watch.pieces = 1
         if reply.usage is not None:
-            watch.prompt_tokens, watch.output_tokens = (
-                reply.usage.prompt_tokens,
-                reply.usage.completion_tokens,
-            )
+            watch.prompt_tokens = reply.usage.prompt_tokens
+            watch.output_tokens = reply.usage.completion_tokens
         return reply.choices[0].message.content or ""
 
     async def _streamed(self, plan: Plan, arguments: dict[str, Any], watch: Stopwatch) -> str:
@@ -227,31 +220,27 @@ class Clients:
                         watch.pieces += 1
                         answer.append(choice.delta.content)
                     watch.finish_reason = choice.finish_reason or watch.finish_reason
-                limit = plan.hang_up_after
-                if (
-                    limit is not None
-                    and watch.pieces >= limit
-                    and self._hang_up_is_safe(watch.client_id, at)
-                ):
+                enough = plan.hang_up_after is not None and watch.pieces >= plan.hang_up_after
+                if enough and self._hang_up_is_safe(watch.client_id, at):
                     watch.hung_up = True
                     break
         return "".join(answer)
 
     def _hang_up_is_safe(self, client_id: str, at: int) -> bool:
-        """Whether somebody else's answer is flowing. transformers never admits another request when
-        all active ones are cancelled after a preemption; the demo should show hang-ups, not
-        that."""
-        return any(
-            at - last < COMPANY_NS for other, last in self._last_token.items() if other != client_id
-        )
+        """Return True while another client's answer is flowing.
+
+        transformers never admits another request when all active ones are cancelled after a
+        preemption; the demo should show hang-ups, not that.
+        """
+        others = [last for other, last in self._last_token.items() if other != client_id]
+        return any(at - last < COMPANY_NS for last in others)
 
 
 _encoder = msgspec.json.Encoder()
 
 
-def say(told: Stopwatch) -> None:
-    """One line on stdout."""
-    sys.stdout.buffer.write(_encoder.encode(told) + b"\n")
+def send(watch: Stopwatch) -> None:
+    sys.stdout.buffer.write(_encoder.encode(watch) + b"\n")
     sys.stdout.buffer.flush()
 
 
@@ -276,19 +265,19 @@ async def _serve(url: str, model: str, script: Script, rate: float, bursts: bool
     async with AsyncOpenAI(
         base_url=url, api_key="none", max_retries=0, timeout=TIMEOUT_S, default_headers=alone
     ) as client:
-        clients = Clients(client, model, script, rate, bursts)
+        clients = Clients(client, model, script, rate)
         _ = client.chat.completions  # imported when it is first looked at
-        coming = asyncio.create_task(clients.run())
+        coming = asyncio.create_task(clients.run(bursts))
         while (order := await orders.get()) is not None:
-            clients.obey(order)
+            clients.apply(order)
         coming.cancel()
         await asyncio.gather(coming, return_exceptions=True)
         await clients.leave()
 
 
 def main(arguments: Sequence[str], script: Callable[[int], Script] = Script) -> int:
-    """Arguments: base URL, model name, seed, rate, 1 for bursts or 0. `script` makes the visits for
-    a seed."""
+    """Run the clients. Arguments: base URL, model name, seed, rate, 1 for bursts or 0; `script`
+    makes the visits for a seed."""
     url, model, seed, rate, bursts = arguments
     # A broken pipe means that the demo is gone, an interrupt that it goes: either way there is
     # nobody to tell.

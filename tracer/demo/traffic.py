@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from tracer.demo.clients import Order, Stopwatch
-from tracer.demo.own_python import own_python
+from tracer.recording.own_python import own_python
 
 RATES: Final = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 """Arrivals a second that `faster` and `slower` step through."""
@@ -20,7 +20,7 @@ RATES: Final = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 BURST: Final = 12
 """Requests in a burst that was asked for."""
 
-EVERYDAY: Final = ("tracer.demo.clients", "main")
+EVERYDAY: Final[tuple[str, ...]] = ("tracer.demo.clients", "main")
 """Module and function of the demo's usual clients, for `own_python`."""
 
 STOP_S: Final = 3.0
@@ -28,7 +28,7 @@ STOP_S: Final = 3.0
 
 
 @dataclass(slots=True)
-class Tally:
+class Totals:
     """Counts over all requests that have ended. `output_tokens` as the engine's usage records
     say."""
 
@@ -40,7 +40,6 @@ class Tally:
     last_error: str = ""
 
     def add(self, watch: Stopwatch) -> None:
-        """Count one request that has ended."""
         self.requests += 1
         self.output_tokens += watch.output_tokens or 0
         self.hung_up += watch.hung_up
@@ -56,21 +55,22 @@ class Traffic:
 
     `start` the process early, it takes a second to load; `begin` when the engine serves.
     `on_record` is called with the stopwatch of each request that has ended, `on_lost` with a reason
-    when the process ends by itself. `clients` are the module and function that they are, and
-    arguments before those of `clients.main`. All methods belong to the event loop in which `start`
-    ran; before it they only note what is wanted.
+    when the process ends by itself. All methods belong to the event loop in which `start` ran;
+    before it they only note what is wanted.
     """
 
-    def __init__(self, rate: float = 0.5, seed: int = 0, bursts: bool = True,
-                 on_record: Callable[[Stopwatch], None] | None = None,
-                 on_lost: Callable[[str], None] | None = None,
-                 clients: tuple[str, ...] = EVERYDAY) -> None:  # fmt: skip
+    def __init__(
+        self, rate: float = 0.5, seed: int = 0, *, bursts: bool = True,
+        on_record: Callable[[Stopwatch], None] = lambda _: None,
+        on_lost: Callable[[str], None] = lambda _: None,
+    ) -> None:  # fmt: skip
         self.rate = rate
-        self.clients = clients
         self.seed = seed
         self.bursts = bursts
         self.paused = False
-        self.tally = Tally()
+        self.totals = Totals()
+        self.clients = EVERYDAY
+        """Module and function of the clients, and arguments before those of `clients.main`."""
         self._on_record = on_record
         self._on_lost = on_lost
         self._process: asyncio.subprocess.Process | None = None
@@ -94,17 +94,16 @@ class Traffic:
             self._order(Order(paused=True))
 
     def begin(self) -> None:
-        """The server serves: let the clients come, the first one at once."""
+        """Let the clients come, the first one at once."""
         self._order(Order(begin=True))
 
     @property
     def running(self) -> bool:
-        """Whether the clients' process is there."""
         return self._process is not None and self._process.returncode is None
 
     async def stop(self) -> None:
-        """All clients hang up; their last records are read. Safe to call at any time and more than
-        once."""
+        """Let all clients hang up and read their last records. Safe to call at any time and more
+        than once."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -126,9 +125,8 @@ class Traffic:
 
     def slower(self) -> None:
         """Lower the arrival rate to the next of `RATES`."""
-        self.set_rate(
-            next((rate for rate in reversed(RATES) if rate < self.rate * 0.999), self.rate)
-        )
+        below = (rate for rate in reversed(RATES) if rate < self.rate * 0.999)
+        self.set_rate(next(below, self.rate))
 
     def burst(self) -> None:
         """Send `BURST` requests at once: more than the KV cache holds."""
@@ -140,21 +138,20 @@ class Traffic:
         self._order(Order(paused=self.paused))
 
     async def ask(self, prompt: str) -> str:
-        """Send one prompt; the id under which its request appears."""
+        """Send one prompt and return the id under which its request appears."""
         self._asked += 1
         client_id = f"you-{self._asked}"
         self._order(Order(ask=prompt, id=client_id))
         return client_id
 
     def set_rate(self, rate: float) -> None:
-        """Arrivals a second from now on."""
         self.rate = rate
         self._order(Order(rate=rate))
 
     def _order(self, order: Order) -> None:
-        if self._process is None or self._process.stdin is None or self._process.stdin.is_closing():
-            return
-        self._process.stdin.write(msgspec.json.encode(order) + b"\n")
+        stdin = self._process.stdin if self._process is not None else None
+        if stdin is not None and not stdin.is_closing():
+            stdin.write(msgspec.json.encode(order) + b"\n")
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None and process.stderr is not None
@@ -163,16 +160,15 @@ class Traffic:
         while line := await process.stdout.readline():
             with contextlib.suppress(msgspec.DecodeError):
                 watch = decoder.decode(line)
-                self.tally.add(watch)
-                if self._on_record is not None:
-                    self._on_record(watch)
+                self.totals.add(watch)
+                self._on_record(watch)
         reason = await complaint
-        if self._process is process and self._on_lost is not None:  # nobody asked it to stop
+        if self._process is process:  # nobody asked it to stop
             self._on_lost(reason or f"exit code {await process.wait()}")
 
 
 async def _last_line(stream: asyncio.StreamReader) -> str:
-    """The last line that is written to a stream, which is read to its end."""
+    """Read a stream to its end and return its last line."""
     last = ""
     while line := await stream.readline():
         last = line.decode("utf-8", "replace").strip() or last

@@ -16,35 +16,26 @@ import msgspec
 VERSION: Final = 1
 
 MILESTONES: Final = (
-    "received",
-    "receive_end",
-    "template_begin",
-    "template_end",
-    "tokenise_begin",
-    "tokenise_end",
-    "admission_begin",
-    "queued",
-    "lookup",
-    "scheduled",
-    "stream_end",
-    "finished",
-    "released",
+    "received", "receive_end", "template_begin", "template_end", "tokenise_begin", "tokenise_end",
+    "admission_begin", "queued", "lookup", "scheduled", "stream_end", "finished", "released",
     "closed",
-)
+)  # fmt: skip
 """Instants of a request by their names in `tracer.state.request.request.Request`."""
 
-OFFSETS: Final = (
-    "scheduled",
-    "launched",
-    "embed",
-    "layers",
-    "head",
-    "logits",
-    "sampled",
-    "token",
-    "end",
+SAME_NAMES: Final = (
+    "route client_id tenant model messages logprobs streaming offline prompt_tokens cached_tokens "
+    "max_tokens finish_reason error prompt_chars body_bytes status_code disconnected sent_bytes "
+    "sent_chunks sent_tokens sent_work freed kept blocks"
 )
+"""Fields of `RequestRecord` with the same names in `Request`."""
+
+OFFSETS: Final = (
+    "scheduled", "launched", "embed", "layers", "head", "logits", "sampled", "token", "end",
+)  # fmt: skip
 """Offsets of a step, in the order of `StepRecord.offsets`."""
+
+GAUGES: Final = ("used", "cached", "free", "waiting", "running", "preempted")
+"""Gauges of a step, in the order of `StepRecord.gauges`."""
 
 
 class PreemptionRecord(msgspec.Struct, array_like=True):
@@ -108,7 +99,6 @@ class StepRecord(msgspec.Struct, omit_defaults=True):
     left: list[int] = []
     odd: list[tuple[int, int, int]] = []
     gauges: list[int] = []
-    """used, cached, free, waiting, running, preempted."""
     timing: int = 0
     wait: int = -1
     graph: int = 0

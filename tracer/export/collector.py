@@ -14,8 +14,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable
-from email.message import Message
-from typing import IO, Any, Final
+from typing import Any, Final
 
 from tracer.export.otlp import Document, otlp_message
 from tracer.export.output import ExportError
@@ -31,69 +30,63 @@ _REPLY: Final = 1 << 20
 def send(
     documents: Iterable[Document], endpoint: str, sleep: Callable[[float], None] = time.sleep
 ) -> int:
-    """Send documents one by one; the number of spans taken. Raises ExportError, and ImportError
-    without the `opentelemetry-proto` package."""
+    """Send documents one by one; return the number of spans taken.
+
+    Raises:
+        ExportError: The collector is not there or refuses them.
+        ImportError: The `opentelemetry-proto` package is missing.
+    """
     url = _url(endpoint)
     headers = {"Content-Type": "application/x-protobuf", "User-Agent": "tracer", **_own_headers()}
     count = 0
     for document in documents:
         message = otlp_message(document)
-        count += sum(
-            len(scope.spans)
-            for resource in message.resource_spans
-            for scope in resource.scope_spans
-        )
-        count -= _post(url, message.SerializeToString(), headers, sleep)
+        scopes = (scope for resource in message.resource_spans for scope in resource.scope_spans)
+        count += sum(len(scope.spans) for scope in scopes)
+        request = urllib.request.Request(url, message.SerializeToString(), headers, method="POST")
+        _post(request, sleep)
     return count
 
 
-def _post(url: str, body: bytes, headers: dict[str, str], sleep: Callable[[float], None]) -> int:
-    """How many spans the collector did not take."""
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-
+def _post(request: urllib.request.Request, sleep: Callable[[float], None]) -> None:
     opener = urllib.request.build_opener(_NoRedirects)
-    for left in range(TRIES - 1, -1, -1):
-        wait = float(2 ** (TRIES - 1 - left)) / 2
+    for attempt in range(TRIES):
+        wait = 2.0**attempt / 2
         try:
-            with opener.open(
-                urllib.request.Request(url, body, headers, method="POST"), timeout=TIMEOUT_S
-            ) as reply:
+            with opener.open(request, timeout=TIMEOUT_S) as reply:
                 data = reply.read(_REPLY)
-            answer = ExportTraceServiceResponse()
-            try:
-                answer.ParseFromString(data)
-            except Exception:  # 200 is the answer; some say it in words
-                return 0
-            refused = answer.partial_success
-            if refused.rejected_spans:
-                raise ExportError(
-                    f"{url} refused {refused.rejected_spans:,} spans: {refused.error_message}"
-                )
-            return 0
+            return _check_answer(request.full_url, data)
         except urllib.error.HTTPError as error:
             reason = f"{error.code} {error.reason}"
             if error.code not in _LATER:
-                raise ExportError(f"{url} does not take the spans: {reason}") from None
+                break
             told = error.headers.get("Retry-After", "")
             wait = min(float(told), _LONGEST_WAIT_S) if told.isdigit() else wait
         except (OSError, http.client.HTTPException, ValueError) as error:
             cause = getattr(error, "reason", error)
             reason = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
-        if left:
+        if attempt < TRIES - 1:
             sleep(wait)
-    raise ExportError(f"{url} does not take the spans: {reason}")
+    raise ExportError(f"{request.full_url} does not take the spans: {reason}")
+
+
+def _check_answer(url: str, data: bytes) -> None:
+    """Raise ExportError when the collector took the request and not all of its spans."""
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+    answer = ExportTraceServiceResponse()
+    try:
+        answer.ParseFromString(data)
+    except Exception:  # 200 is the answer; some say it in words
+        return
+    refused = answer.partial_success
+    if refused.rejected_spans:
+        count = f"{refused.rejected_spans:,}"
+        raise ExportError(f"{url} refused {count} spans: {refused.error_message}")
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(
-        self,
-        req: urllib.request.Request,
-        fp: IO[bytes],
-        code: int,
-        msg: str,
-        headers: Message,
-        newurl: str,
-    ) -> Any:
+    def redirect_request(self, *_arguments: Any) -> None:
         return None
 
 
@@ -108,22 +101,18 @@ def _url(endpoint: str) -> str:
         raise ExportError(
             f"{endpoint} is no address of a collector; for example: http://localhost:4318"
         )
-    return urllib.parse.urlunsplit(
-        parts._replace(path=parts.path if parts.path.strip("/") else "/v1/traces")
-    )
+    path = parts.path if parts.path.strip("/") else "/v1/traces"
+    return urllib.parse.urlunsplit(parts._replace(path=path))
 
 
 def _own_headers() -> dict[str, str]:
     """Headers that the user wants sent, as every OpenTelemetry exporter takes them: name=value,
     separated by commas."""
-    told = (
-        os.environ.get("OTEL_EXPORTER_OTLP_TRACES_HEADERS")
-        or os.environ.get("OTEL_EXPORTER_OTLP_HEADERS")
-        or ""
-    )
-    pairs = [part.partition("=") for part in told.split(",") if "=" in part]
+    names = ("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "OTEL_EXPORTER_OTLP_HEADERS")
+    told = next(filter(None, map(os.environ.get, names)), "")
+    pairs = (part.partition("=") for part in told.split(","))
     return {
         name.strip(): urllib.parse.unquote(value.strip())
-        for name, _, value in pairs
-        if name.strip()
+        for name, equals, value in pairs
+        if equals and name.strip()
     }

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from tracer.analysis.compare.context import Context
-from tracer.analysis.compare.result import STATISTICS, Change, Comparison, Matched, Pair, Part
+from tracer.analysis.compare.result import STATISTICS, Comparison, Matched, Pair, Part
 from tracer.analysis.compare.rows import Row
+from tracer.export.fields import fields
 from tracer.format.text import clean
 
 SCHEMA: Final = 1
@@ -15,20 +16,18 @@ SCHEMA: Final = 1
 
 
 def document(comparison: Comparison) -> dict[str, Any]:
-    """The whole comparison. Times in ms; null is *not known*."""
+    """Return the whole comparison. Times in ms; null is *not known*."""
+    rows = comparison.rows
     return {
         "schema": SCHEMA,
-        "percentile": comparison.percentile,
-        "match": comparison.match,
+        **fields(comparison, "percentile match"),
         "columns": [
             {**_column(context), "left_out": dict(left_out)}
             for context, left_out in zip(comparison.columns, comparison.left_out, strict=True)
         ],
         "matched": {"early": _matched(comparison.early), "late": _matched(comparison.late)},
-        "timers": {row.key: _row(comparison, row) for row in comparison.rows if row.stage is None},
-        "stages": {
-            row.key: _row(comparison, row) for row in comparison.rows if row.stage is not None
-        },
+        "timers": {row.key: _row(comparison, row) for row in rows if row.stage is None},
+        "stages": {row.key: _row(comparison, row) for row in rows if row.stage is not None},
         "pairs": [_pair(pair) for pair in comparison.pairs],
         "rounds": comparison.rounds,
         "stretches": list(comparison.blocks),
@@ -36,26 +35,15 @@ def document(comparison: Comparison) -> dict[str, Any]:
 
 
 def _column(context: Context) -> dict[str, Any]:
-    engine = context.engine
     return {
-        "name": clean(context.name),
-        "kind": context.kind,
-        "engine": None if engine is None else clean(engine.name),
-        "version": None if engine is None else clean(engine.version),
-        "model": None if engine is None else clean(engine.model),
-        "device": None if engine is None else clean(engine.device),
-        "request_rate": context.request_rate,
-        "concurrency": context.concurrency,
-        "peak_concurrency": context.peak,
-        "company": context.company,
-        "prefix_caching": context.prefix_caching,
-        "chunked_prefill": context.chunked_prefill,
-        "hit_share": context.hit_share,
-        "queue_share": context.queue_share,
-        "requests": context.requests,
-        "window_s": context.window_s,
-        "lost_events": context.lost_events,
-        "set_aside": context.set_aside,
+        **fields(context, "name kind"),
+        **fields(context.engine, engine="name", version="version", model="model", device="device"),
+        **fields(context, "request_rate concurrency", peak_concurrency="peak"),
+        **fields(
+            context,
+            "company prefix_caching chunked_prefill hit_share queue_share requests window_s "
+            "lost_events set_aside",
+        ),
     }
 
 
@@ -77,40 +65,26 @@ def _row(comparison: Comparison, row: Row) -> dict[str, Any]:
         **{f"{name}_ms": list(figures[name].values) for name in STATISTICS},
         "measured": [clean(note) for note in comparison.notes.get(row.key, ())],
         "changes": [
-            {name: _change(pair.change(row.key, name)) for name in STATISTICS}
+            {
+                name: fields(
+                    pair.change(row.key, name), difference_ms="difference", low_ms="low",
+                    high_ms="high", noise_ms="noise", relative="relative", differs="differs",
+                    why="why",
+                )
+                for name in STATISTICS
+            }
             for pair in comparison.pairs
         ],
-    }
-
-
-def _change(change: Change) -> dict[str, Any]:
-    return {
-        "difference_ms": change.difference,
-        "low_ms": change.low,
-        "high_ms": change.high,
-        "noise_ms": change.noise,
-        "relative": change.relative,
-        "differs": change.differs,
-        "why": clean(change.why),
-    }
+    }  # fmt: skip
 
 
 def _pair(pair: Pair) -> dict[str, Any]:
     return {
-        "before": pair.before,
-        "after": pair.after,
-        "verdict": clean(pair.verdict),
-        "differs": pair.differs,
-        "explained_by": pair.explained_by,
+        **fields(pair, "before after verdict differs explained_by"),
         "e2e_parts": _parts(pair.e2e_parts),
         "ttft_parts": _parts(pair.ttft_parts),
         "rates": [
-            {
-                "stage": rate.stage,
-                "token": rate.tokens,
-                "before_ms": rate.before,
-                "after_ms": rate.after,
-            }
+            fields(rate, "stage", token="tokens", before_ms="before", after_ms="after")
             for rate in pair.rates
         ],
         "warnings": [clean(warning) for warning in pair.warnings],
@@ -121,9 +95,7 @@ def _parts(parts: Sequence[Part]) -> list[dict[str, Any]]:
     return [
         {
             "row": part.row.key,
-            "before_ms": part.before,
-            "after_ms": part.after,
-            "change_ms": part.change,
+            **fields(part, before_ms="before", after_ms="after", change_ms="change"),
         }
         for part in parts
     ]

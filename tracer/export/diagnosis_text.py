@@ -3,12 +3,12 @@ told."""
 
 from __future__ import annotations
 
-import textwrap
 from typing import Final
 
 from engine_hooks.protocol.clock import NS_PER_S
-from tracer.analysis.diagnosis.finding import CannotTell, Diagnosis, Exhibit, Finding
+from tracer.analysis.diagnosis.finding import Diagnosis, Exhibit, Finding
 from tracer.export.page import Page, Run
+from tracer.format import figures
 
 IDS_SHOWN: Final = 6
 """Requests that are named under a finding."""
@@ -21,51 +21,51 @@ _ASCII_BARS: Final = "_.-=+*#%"
 def diagnosis_text(
     diagnosis: Diagnosis, *, width: int = 100, unicode: bool = True, colour: bool = False
 ) -> str:
-    """The whole diagnosis, at most `width` cells wide; without `unicode` in ASCII, without `colour`
-    no escape byte."""
+    """Return the whole diagnosis, at most `width` cells wide; without `unicode` in ASCII, without
+    `colour` no escape byte."""
     page = Page(width, unicode, colour)
-    _wrapped(page, "", diagnosis.verdict)
+    page.wrapped(diagnosis.verdict)
     for number, finding in enumerate(diagnosis.findings, 1):
-        page.gap()
-        _finding(page, number, finding, diagnosis)
+        page.line()
+        _finding(page, number, finding, diagnosis.began)
     if diagnosis.cannot_tell:
-        page.gap()
+        page.line()
         page.line("can't tell")
         for entry in diagnosis.cannot_tell:
-            _open(page, entry)
+            page.wrapped(f"{entry.question}: {entry.reason}", "  ")
+            if entry.record:
+                page.wrapped(entry.record, "    record ")
     return page.text()
 
 
-def _finding(page: Page, number: int, finding: Finding, diagnosis: Diagnosis) -> None:
-    where = (
-        "no stage" if finding.stage is None else f"stage {int(finding.stage)} {finding.stage.id}"
-    )
+def _finding(page: Page, number: int, finding: Finding, began: int) -> None:
+    stage, total = finding.stage, finding.affected_total
+    where = "no stage" if stage is None else f"stage {int(stage)} {stage.id}"
     page.pieces(Run.of(f"{number} ", 1), Run.of(page.plain(where), 1), f" · {finding.rule}")
-    _wrapped(page, "  ", finding.statement)
-    lost = f"{finding.lost_ms:,.0f} ms lost" if finding.lost_ms else ""
-    touched = f"{finding.affected_total} request{'s' if finding.affected_total != 1 else ''}"
-    page.flow(f"  {_when(finding, diagnosis)}", lost, touched, f"{finding.confidence:.0%} sure")
+    page.wrapped(finding.statement, "  ")
+    page.flow(
+        f"  {_when(finding, began)}",
+        f"{figures.duration(finding.lost_ms)} lost" if finding.lost_ms else "",
+        f"{total:,} request{'s' if total != 1 else ''}",
+        f"confidence {figures.percentage(finding.confidence)}",
+    )
     if finding.culprit is not None:
-        page.line(f"  because of {finding.culprit}")
+        page.line(f"  caused by {finding.culprit}")
     if finding.affected:
-        more = (
-            f" and {finding.affected_total - IDS_SHOWN} more"
-            if finding.affected_total > IDS_SHOWN
-            else ""
-        )
-        _wrapped(page, "  touches ", ", ".join(finding.affected[:IDS_SHOWN]) + more)
+        more = f" and {total - IDS_SHOWN:,} more" if total > IDS_SHOWN else ""
+        page.wrapped(", ".join(finding.affected[:IDS_SHOWN]) + more, "  touches ")
     for exhibit in finding.evidence:
         _exhibit(page, exhibit)
     for text in finding.explains:
-        _wrapped(page, "  explains ", text)
-    _wrapped(page, "  check ", finding.check)
+        page.wrapped(text, "  explains ")
+    page.wrapped(finding.check, "  check ")
 
 
-def _when(finding: Finding, diagnosis: Diagnosis) -> str:
-    begin = (finding.start - diagnosis.began) / NS_PER_S
+def _when(finding: Finding, began: int) -> str:
+    start = f"{(finding.start - began) / NS_PER_S:,.1f}"
     if finding.end is None:
-        return f"since {begin:,.1f} s"
-    return f"{begin:,.1f} to {(finding.end - diagnosis.began) / NS_PER_S:,.1f} s"
+        return f"since {start} s"
+    return f"{start} to {(finding.end - began) / NS_PER_S:,.1f} s"
 
 
 def _exhibit(page: Page, exhibit: Exhibit) -> None:
@@ -77,10 +77,12 @@ def _exhibit(page: Page, exhibit: Exhibit) -> None:
         return
     values = [value for _, value in exhibit.points]
     low, high = min(values), max(values)
-    figures = f" {_figure(low)}" + (f" … {_figure(high)}" if high > low else "")
-    room = max(0, page.width - max(_NAME, len(label)) - len(figures) - 2)
+    span = f" {figures.significant(low)}"
+    if high > low:
+        span += f" … {figures.significant(high)}"
+    room = max(0, page.width - max(_NAME, len(label)) - len(span) - 2)
     bars = _bars(values, min(room, 60), page.unicode) if len(values) > 1 and room >= 8 else ""
-    page.line(f"{label:<{_NAME}}{bars}{figures}{note}")
+    page.line(f"{label:<{_NAME}}{bars}{span}{note}")
 
 
 def _bars(values: list[float], cells: int, unicode: bool) -> str:
@@ -93,21 +95,3 @@ def _bars(values: list[float], cells: int, unicode: bool) -> str:
     return "".join(
         glyphs[min(len(glyphs) - 1, int(max(0.0, peak) / top * len(glyphs)))] for peak in peaks
     )
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
-
-
-def _open(page: Page, entry: CannotTell) -> None:
-    _wrapped(page, "  ", f"{entry.question}: {entry.reason}")
-    if entry.record:
-        _wrapped(page, "    record ", entry.record)
-
-
-def _wrapped(page: Page, lead: str, text: str) -> None:
-    """Text on as many lines as it takes, the later ones indented like the first."""
-    room = max(8, page.width - len(lead))
-    rows = textwrap.wrap(page.plain(text), room, break_on_hyphens=False) or [""]
-    for place, row in enumerate(rows):
-        page.line((lead if place == 0 else " " * len(lead)) + row)

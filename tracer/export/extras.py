@@ -24,7 +24,7 @@ class MissingExtraError(UserError):
 
 @contextlib.contextmanager
 def wants(extra: str) -> Iterator[None]:
-    """Around the import of what the optional dependencies `extra` bring. Raises
+    """Guard the import of what the optional dependencies `extra` bring. Raises
     MissingExtraError."""
     try:
         yield
@@ -35,8 +35,8 @@ def wants(extra: str) -> Iterator[None]:
 
 
 def install_command(extra: str) -> str:
-    """What to type to get the optional dependencies `extra`: the checkout or the wheel that this
-    copy was installed from, where that is still there, else the libraries by name."""
+    """Return the command that installs the optional dependencies `extra`: with the checkout or the
+    wheel that this copy was installed from, where that is still there, else by name."""
     place = _origin()
     if place is not None:
         editable = "-e " if place.is_dir() else ""
@@ -59,14 +59,10 @@ def _origin() -> Path | None:
 
 
 def _requirements(extra: str) -> list[str]:
-    try:
-        told = metadata.requires(DISTRIBUTION) or []
-    except metadata.PackageNotFoundError:
-        told = []
-    marked = (line.partition(";") for line in told)
-    found = [
-        need.strip()
-        for need, _, marker in marked
-        if f"extra == '{extra}'" in marker.replace('"', "'")
-    ]
+    found: list[str] = []
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        for line in metadata.requires(DISTRIBUTION) or []:
+            need, _, marker = line.partition(";")
+            if f"extra == '{extra}'" in marker.replace('"', "'"):
+                found.append(need.strip())
     return found or [f"(what {DISTRIBUTION} names as {extra})"]

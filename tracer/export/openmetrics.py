@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Any, Final, cast
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
@@ -16,24 +17,28 @@ from prometheus_client.core import (
 from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from tracer.export.metrics import COUNTER, HISTOGRAM, Buckets, Family
+from tracer.export.metrics import COUNTER, GAUGE, HISTOGRAM, Buckets, Family
 
+_KINDS: Final[dict[str, Callable[..., object]]] = {
+    HISTOGRAM: HistogramMetricFamily,
+    COUNTER: CounterMetricFamily,
+    GAUGE: GaugeMetricFamily,
+}
 _SUFFIXES: Final = {
     "s": "seconds",
     "By": "bytes",
-    "1": "",
     "1/s": "per_second",
     "By/s": "bytes_per_second",
     "MHz": "megahertz",
     "W": "watts",
     "Cel": "celsius",
 }
-"""By unit; one in braces (``{token}``) is an annotation and has none."""
+"""By unit; an annotation in braces (``{token}``) and a plain 1 have none."""
 
 
 def name_of(family: Family) -> str:
-    """The name of a family in Prometheus: dots are underscores, the unit is the last word. Counters
-    have ``_total`` after that in their samples."""
+    """Return the name of a family in Prometheus: dots are underscores, the unit is the last word.
+    Counters have ``_total`` after that in their samples."""
     plain = family.name.replace(".", "_")
     suffix = _SUFFIXES.get(family.unit, "")
     return f"{plain}_{suffix}" if suffix and not plain.endswith(f"_{suffix}") else plain
@@ -46,63 +51,45 @@ class StateCollector(Collector):
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        """Families in prometheus_client's terms."""
         for family in self._read():
             if family.samples:
                 yield _metric(family)
 
     def describe(self) -> list[Metric]:
-        """Nothing in advance: what there is depends on the engine."""
+        """Return nothing in advance: what there is depends on the engine."""
         return []
 
 
 def registry(read: Callable[[], Iterable[Family]]) -> CollectorRegistry:
-    """A registry of these families alone."""
     made = CollectorRegistry(auto_describe=False)
     made.register(StateCollector(read))
     return made
 
 
 def text(families: Iterable[Family]) -> str:
-    """The families in the OpenMetrics text format."""
     kept = list(families)
     told: bytes = generate_latest(registry(lambda: kept))  # type: ignore[no-untyped-call]
     return told.decode("utf-8")
 
 
 def _metric(family: Family) -> Metric:
-    names: dict[str, None] = {}
-    for labels, _ in family.samples:
-        names.update(dict.fromkeys(labels))
+    names = list(dict.fromkeys(name for labels, _ in family.samples for name in labels))
     keys = [name.replace(".", "_") for name in names]
-    name, help_ = name_of(family), family.help
-    made: Metric
-    if family.kind == HISTOGRAM:
-        made = histogram = HistogramMetricFamily(name, help_, labels=keys)
-        for labels, value in family.samples:
-            if isinstance(value, Buckets):
-                told = [labels.get(name, "") for name in names]
-                histogram.add_metric(told, buckets=_cumulative(value), sum_value=value.total)
-        return made
-    numbers = (
-        CounterMetricFamily(name, help_, labels=keys)
-        if family.kind == COUNTER
-        else GaugeMetricFamily(name, help_, labels=keys)
-    )
+    made: Any = _KINDS[family.kind](name_of(family), family.help, labels=keys)
     for labels, value in family.samples:
-        if not isinstance(value, Buckets):
-            numbers.add_metric([labels.get(name, "") for name in names], value)
-    return numbers
+        told = [labels.get(name, "") for name in names]
+        if isinstance(value, Buckets):
+            made.add_metric(told, buckets=_cumulative(value), sum_value=value.total)
+        else:
+            made.add_metric(told, value)
+    return cast(Metric, made)
 
 
 def _cumulative(value: Buckets) -> list[tuple[str, float]]:
     """Upper bounds as labels, with how many values lie at or below each."""
-    reached, buckets = 0, []
-    for bound, count in zip((*value.bounds, float("inf")), value.counts, strict=True):
-        reached += count
-        buckets.append((_bound(bound), float(reached)))
-    return buckets
+    bounds = [*map(_bound, value.bounds), "+Inf"]
+    return list(zip(bounds, map(float, itertools.accumulate(value.counts)), strict=True))
 
 
 def _bound(value: float) -> str:
-    return "+Inf" if value == float("inf") else f"{value:.12g}" if value % 1 else f"{value:.1f}"
+    return f"{value:.12g}" if value % 1 else f"{value:.1f}"

@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 from engine_hooks.protocol import __version__
-from engine_hooks.protocol.clock import NS_PER_MS
+from engine_hooks.protocol.stages import Stage
+from tracer.export.fields import fields
 from tracer.export.timeline import Value
-from tracer.export.whole import RequestRow, Whole
+from tracer.export.whole import LARGEST, RequestRow, Whole
 from tracer.format.text import clean
 from tracer.state.request.outcome import FAILED
 
@@ -27,12 +30,13 @@ SPANS: Final = 500
 """Spans in one document, about; a collector takes 4 MiB and more."""
 _INTERNAL, _SERVER = 1, 2
 _ERROR: Final = 2
+_IDS: Final = frozenset({"traceId", "spanId", "parentSpanId"})
 
 Document = dict[str, Any]
 
 
 def otlp_documents(whole: Whole) -> Iterator[Document]:
-    """`ExportTraceServiceRequest` after `ExportTraceServiceRequest`; one at least."""
+    """Iterate over `ExportTraceServiceRequest`s; there is one at least."""
     sources: dict[str, list[Document]] = {}
     count = 0
     made = False
@@ -48,8 +52,11 @@ def otlp_documents(whole: Whole) -> Iterator[Document]:
 
 
 def otlp_message(document: Document) -> Any:
-    """The protobuf message of a document. Raises ImportError without the `opentelemetry-proto`
-    package."""
+    """Return the protobuf message of a document.
+
+    Raises:
+        ImportError: The `opentelemetry-proto` package is missing.
+    """
     from google.protobuf.json_format import ParseDict
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -70,19 +77,13 @@ def _with_bytes(node: Any) -> Any:
     }
 
 
-_IDS: Final = frozenset({"traceId", "spanId", "parentSpanId"})
-
-# --- documents ------------------------------------------------------------------------------------
-
-
 def _document(whole: Whole, sources: dict[str, list[Document]]) -> Document:
+    scope = {"name": "tracer", "version": __version__}
     return {
         "resourceSpans": [
             {
                 "resource": {"attributes": _attributes(_resource(whole, source))},
-                "scopeSpans": [
-                    {"scope": {"name": "tracer", "version": __version__}, "spans": spans}
-                ],
+                "scopeSpans": [{"scope": scope, "spans": spans}],
             }
             for source, spans in sources.items()
         ]
@@ -90,17 +91,14 @@ def _document(whole: Whole, sources: dict[str, list[Document]]) -> Document:
 
 
 def _resource(whole: Whole, source: str) -> dict[str, Any]:
-    view = next((engine for engine in whole.snapshot.engines if engine.source == source), None)
-    header = whole.headers.get(source)
+    view, header = whole.engine(source), whole.headers.get(source)
     told: dict[str, Any] = {"service.name": (view.name if view is not None else "") or "llm-engine"}
     told["service.instance.id"] = source
     if view is not None:
         told |= {
             "service.version": view.version,
             "process.pid": view.pid or None,
-            "tracer.engine.model": view.model,
-            "tracer.engine.dtype": view.dtype,
-            "tracer.engine.device": view.device,
+            **_prefixed("tracer.engine.", fields(view, "model dtype device")),
             "tracer.engine.steps": sum(row.view.source == source for row in whole.steps),
         }
     if header is not None:
@@ -108,62 +106,91 @@ def _resource(whole: Whole, source: str) -> dict[str, Any]:
     return told
 
 
+def _prefixed(prefix: str, told: dict[str, Any]) -> dict[str, Any]:
+    return {prefix + name: value for name, value in told.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Trace:
+    """Makes the spans of one request, whose ids are `trace` and, of its own span, `root`."""
+
+    whole: Whole
+    trace: str
+    root: str
+
+    def span(
+        self, place: tuple[str, str], name: str, stretch: tuple[int, int], told: dict[str, Any]
+    ) -> Document:
+        """Return a span: its id and its parent's (empty: none), what it is called, from when to
+        when (ns), and its attributes."""
+        own, parent = place
+        begin, end = stretch
+        return {
+            "traceId": self.trace,
+            "spanId": own,
+            **({"parentSpanId": parent} if parent else {}),
+            "name": clean(name),
+            "kind": _INTERNAL if parent else _SERVER,
+            "startTimeUnixNano": str(self.whole.wall(begin)),
+            "endTimeUnixNano": str(self.whole.wall(max(begin, end))),
+            "attributes": _attributes(told),
+        }
+
+    def child(self, number: int) -> str:
+        """Return the id of a part of the request: the request's with a number mixed in."""
+        return (
+            hashlib.blake2b(f"{self.root}{number}".encode(), digest_size=8).hexdigest()[:15] + "2"
+        )
+
+
 def _request(whole: Whole, row: RequestRow) -> Iterator[Document]:
     view = row.view
-    trace, root = _ids(whole, row)
-    model = clean(view.model) or _model(whole, row)
-    operation = "chat" if "chat" in view.route or "messages" in view.route else "text_completion"
-    failed = bool(view.error) or view.finish_reason in FAILED
-    told = _request_attributes(whole, row, operation, model, failed)
-    name = f"{operation} {model.rpartition('/')[2]}".strip()
-    span = _span(whole, trace, root, "", name, view.received, whole.end(view), told, _SERVER)
-    if failed:
-        span["status"] = {"code": _ERROR, "message": clean(view.error or view.finish_reason)}
-    first = row.record.first_token
-    moments = [("first token", first)] if first is not None else []
-    moments += [(f"preempted ({clean(item.kind)})", item.begin) for item in row.record.preemptions]
-    if moments:
-        span["events"] = [{"timeUnixNano": str(whole.wall(t)), "name": name} for name, t in moments]
-    yield span
-    for stage in view.stages:
-        if stage.begin is None or stage.ms is None:
-            continue
-        own = _child(root, stage.stage.value)
+    trace = _Trace(whole, *_ids(whole, row))
+    yield _root(whole, row, trace)
+    for stage, begin, end in whole.stages(view):
+        own = trace.child(stage.stage.value)
         known: dict[str, Any] = {
             "tracer.stage": stage.stage.value,
-            "tracer.status": stage.status.value,
-            "tracer.reason": stage.reason,
-            "tracer.wait_ms": stage.wait_ms,
+            **_prefixed("tracer.", fields(stage, "status reason wait_ms")),
             **{f"tracer.{name.replace(' ', '_')}_ms": ms for name, ms in stage.parts},
         }
-        end = stage.begin + round(stage.ms * NS_PER_MS)
-        yield _span(whole, trace, own, root, stage.stage.id, stage.begin, end, known, _INTERNAL)
-        for number, chunk in enumerate(view.chunks if stage.stage.id == "prefill" else (), 1):
+        yield trace.span((own, trace.root), stage.stage.id, (begin, end), known)
+        for number, chunk in enumerate(view.chunks if stage.stage is Stage.PREFILL else (), 1):
             known = {"tracer.step": chunk.step, "tracer.tokens": chunk.tokens}
-            yield _span(
-                whole,
-                trace,
-                _child(root, 100 + number),
-                own,
-                "chunk",
-                chunk.begin,
-                chunk.end,
-                known,
-                _INTERNAL,
-            )
+            place = trace.child(100 + number), own
+            yield trace.span(place, "chunk", (chunk.begin, chunk.end), known)
 
 
-def _request_attributes(
-    whole: Whole, row: RequestRow, operation: str, model: str, failed: bool
-) -> dict[str, Any]:
+def _root(whole: Whole, row: RequestRow, trace: _Trace) -> Document:
+    view, record = row.view, row.record
+    failed = bool(view.error) or view.finish_reason in FAILED
+    told = _request_attributes(whole, row, failed)
+    model = told["gen_ai.request.model"].rpartition("/")[2]
+    name = f"{told['gen_ai.operation.name']} {model}".strip()
+    span = trace.span((trace.root, ""), name, (view.received, whole.end(view)), told)
+    if failed:
+        span["status"] = {"code": _ERROR, "message": clean(view.error or view.finish_reason)}
+    moments = [] if record.first_token is None else [("first token", record.first_token)]
+    moments += [(f"preempted ({clean(item.kind)})", item.begin) for item in record.preemptions]
+    if moments:
+        span["events"] = [{"timeUnixNano": str(whole.wall(t)), "name": name} for name, t in moments]
+    return span
+
+
+def _request_attributes(whole: Whole, row: RequestRow, failed: bool) -> dict[str, Any]:
     view = row.view
-    engine = next(
-        (e for e in whole.snapshot.engines if e.source == (row.record.engine or view.source)), None
+    engine = whole.engine(row.record.engine or view.source)
+    chat = "chat" in view.route or "messages" in view.route
+    error = str(view.status_code) if (view.status_code or 0) >= 400 else "failed"
+    own = fields(
+        view,
+        "tenant id phase incomplete preemptions recomputed_tokens queue_ms prefill_ms ttft_ms "
+        "tpot_ms e2e_ms unattributed_ms",
     )
-    told: dict[str, Any] = {
-        "gen_ai.operation.name": operation,
+    return {
+        "gen_ai.operation.name": "chat" if chat else "text_completion",
         "gen_ai.provider.name": (engine.name if engine is not None else "") or "llm-engine",
-        "gen_ai.request.model": model,
+        "gen_ai.request.model": clean(view.model) or _model(whole, row),
         "gen_ai.response.model": _model(whole, row),
         "gen_ai.response.id": view.rid or view.id,
         "gen_ai.request.max_tokens": view.max_tokens,
@@ -172,81 +199,32 @@ def _request_attributes(
         "gen_ai.usage.output_tokens": view.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": view.cached_tokens,
         "gen_ai.response.finish_reasons": [view.finish_reason] if view.finish_reason else None,
-        "gen_ai.response.time_to_first_chunk": view.ttft_ms / 1000
-        if view.ttft_ms is not None
-        else None,
-        "error.type": (str(view.status_code) if (view.status_code or 0) >= 400 else "failed")
-        if failed
-        else None,
+        "gen_ai.response.time_to_first_chunk": None if view.ttft_ms is None else view.ttft_ms / 1e3,
+        "error.type": error if failed else None,
         "http.response.status_code": view.status_code,
         "http.route": view.route if view.route.startswith("/") else None,
-        "tracer.request.tenant": view.tenant,
-        "tracer.request.id": view.id,
-        "tracer.request.phase": view.phase.value,
-        "tracer.request.incomplete": view.incomplete or None,
-        "tracer.request.preemptions": view.preemptions,
-        "tracer.request.recomputed_tokens": view.recomputed_tokens,
-        "tracer.request.queue_ms": view.queue_ms,
-        "tracer.request.prefill_ms": view.prefill_ms,
-        "tracer.request.ttft_ms": view.ttft_ms,
-        "tracer.request.tpot_ms": view.tpot_ms,
-        "tracer.request.e2e_ms": view.e2e_ms,
-        "tracer.request.unattributed_ms": view.unattributed_ms,
+        **_prefixed("tracer.request.", own | {"incomplete": view.incomplete or None}),
+        **dict(_messages(row)),
     }
-    for name, role, text in (
-        ("input", "user", row.prompt_text),
-        ("output", "assistant", row.output_text),
-    ):
-        if text is not None:
-            told[f"gen_ai.{name}.messages"] = _Messages(role, text, view.finish_reason)
-    return told
 
 
-class _Messages:
-    """One message as the conventions want it: JSON in a string."""
-
-    def __init__(self, role: str, text: str, reason: str) -> None:
-        import json
-
-        message: dict[str, Any] = {
-            "role": role, "parts": [{"type": "text", "content": clean(text, keep_newlines=True)}],
-        }  # fmt: skip
+def _messages(row: RequestRow) -> Iterator[tuple[str, str]]:
+    """Prompt and output as the conventions want messages: JSON in a string."""
+    names = {"prompt_text": ("input", "user"), "output_text": ("output", "assistant")}
+    for kind, text in row.texts():
+        name, role = names[kind]
+        part = {"type": "text", "content": clean(text, keep_newlines=True)}
+        message: dict[str, Any] = {"role": role, "parts": [part]}
         if role == "assistant":
-            message["finish_reason"] = clean(reason)
-        self.text = json.dumps([message], ensure_ascii=False)
+            message["finish_reason"] = clean(row.view.finish_reason)
+        yield f"gen_ai.{name}.messages", json.dumps([message], ensure_ascii=False)
 
 
 def _model(whole: Whole, row: RequestRow) -> str:
-    for source in (row.record.engine, row.view.source):
-        for engine in whole.snapshot.engines:
-            if engine.source == source and engine.model:
-                return clean(engine.model)
-    return clean(next((engine.model for engine in whole.snapshot.engines if engine.model), ""))
-
-
-def _span(
-    whole: Whole,
-    trace: str,
-    own: str,
-    parent: str,
-    name: str,
-    begin: int,
-    end: int,
-    told: dict[str, Any],
-    kind: int,
-) -> Document:
-    made: Document = {"traceId": trace, "spanId": own}
-    if parent:
-        made["parentSpanId"] = parent
-    start, stop = whole.wall(begin), whole.wall(max(begin, end))
-    made |= {
-        "name": clean(name),
-        "kind": kind,
-        "startTimeUnixNano": str(start),
-        "endTimeUnixNano": str(stop),
-        "attributes": _attributes(told),
-    }
-    return made
+    """The model of the request's engine, else of its front end, else of any engine."""
+    own = [whole.engine(source) for source in (row.record.engine, row.view.source)]
+    known = (engine.model for engine in (*own, *whole.snapshot.engines) if engine and engine.model)
+    return clean(next(known, ""))
 
 
 def _attributes(told: dict[str, Any]) -> list[Document]:
@@ -258,19 +236,16 @@ def _attributes(told: dict[str, Any]) -> list[Document]:
     ]
 
 
-def _value(value: Value | list[str] | _Messages) -> Document:
+def _value(value: Value | list[str]) -> Document:
     if isinstance(value, bool):
         return {"boolValue": value}
     if isinstance(value, int):
-        return {"intValue": str(min(value, (1 << 63) - 1))}
+        return {"intValue": str(min(value, LARGEST))}
     if isinstance(value, float):
         return {"doubleValue": value}
     if isinstance(value, list):
         return {"arrayValue": {"values": [_value(item) for item in value]}}
-    return {"stringValue": value.text if isinstance(value, _Messages) else clean(value)}
-
-
-# --- ids ------------------------------------------------------------------------------------------
+    return {"stringValue": clean(value)}
 
 
 def _ids(whole: Whole, row: RequestRow) -> tuple[str, str]:
@@ -279,8 +254,3 @@ def _ids(whole: Whole, row: RequestRow) -> tuple[str, str]:
     seed = f"{source}\0{key}\0{row.view.rid}\0{whole.wall(row.view.received)}"
     digest = hashlib.blake2b(seed.encode("utf-8", "backslashreplace"), digest_size=24).hexdigest()
     return digest[:31] + (digest[31] if digest[:32].strip("0") else "1"), digest[32:47] + "1"
-
-
-def _child(root: str, number: int) -> str:
-    """Id of a part of a request: the request's with a number mixed in."""
-    return hashlib.blake2b(f"{root}{number}".encode(), digest_size=8).hexdigest()[:15] + "2"

@@ -2,12 +2,13 @@
 messages (the extra ``otlp``).
 
 The SDK is not used: it would aggregate once more what the state has aggregated, and has no way to
-take a histogram as it is. Temporality is cumulative, from the begin of the trace.
+take a histogram as it is. Temporality is cumulative, from the start of the trace.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
@@ -15,9 +16,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     AGGREGATION_TEMPORALITY_CUMULATIVE,
     Gauge,
     Histogram,
-    HistogramDataPoint,
     Metric,
-    NumberDataPoint,
     ResourceMetrics,
     ScopeMetrics,
     Sum,
@@ -29,66 +28,42 @@ from tracer.export.metrics import COUNTER, HISTOGRAM, Buckets, Family
 
 
 def request(families: Iterable[Family], start: int, now: int, resource: Mapping[str, str]) -> bytes:
-    """The encoded request: `start` and `now` in ns since the epoch, `resource` what is told about
-    us."""
-    metrics = [_metric(family, start, now) for family in families if family.samples]
+    """Return the encoded request: `start` and `now` in ns since the epoch, `resource` what is told
+    about us."""
     scope = ScopeMetrics(
-        scope=InstrumentationScope(name="tracer", version=__version__), metrics=metrics
+        scope=InstrumentationScope(name="tracer", version=__version__),
+        metrics=[_metric(family, start, now) for family in families if family.samples],
     )
-    told = ResourceMetrics(
-        resource=Resource(attributes=_attributes(resource)), scope_metrics=[scope]
-    )
+    about = Resource(attributes=_attributes(resource))
+    told = ResourceMetrics(resource=about, scope_metrics=[scope])
     return bytes(ExportMetricsServiceRequest(resource_metrics=[told]).SerializeToString())
 
 
 def _metric(family: Family, start: int, now: int) -> Metric:
     made = Metric(name=family.name, unit=family.unit, description=family.help)
+    data: Histogram | Sum | Gauge = made.gauge
     if family.kind == HISTOGRAM:
-        points = [
-            HistogramDataPoint(
-                attributes=_attributes(labels),
-                start_time_unix_nano=start,
-                time_unix_nano=now,
-                count=value.count,
-                sum=value.total,
-                bucket_counts=value.counts,
-                explicit_bounds=value.bounds,
-            )
-            for labels, value in family.samples
-            if isinstance(value, Buckets)
-        ]
-        temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
-        made.histogram.CopyFrom(Histogram(data_points=points, aggregation_temporality=temporality))
-        return made
-    numbers = [
-        _number(value, labels, start, now)
-        for labels, value in family.samples
-        if not isinstance(value, Buckets)
-    ]
-    if family.kind == COUNTER:
-        temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
-        made.sum.CopyFrom(
-            Sum(data_points=numbers, aggregation_temporality=temporality, is_monotonic=True)
+        data = made.histogram
+        data.aggregation_temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
+    elif family.kind == COUNTER:
+        data = made.sum
+        data.aggregation_temporality = AGGREGATION_TEMPORALITY_CUMULATIVE
+        data.is_monotonic = True
+    for labels, value in family.samples:
+        point: Any = data.data_points.add(
+            attributes=_attributes(labels), start_time_unix_nano=start, time_unix_nano=now
         )
-    else:
-        made.gauge.CopyFrom(Gauge(data_points=numbers))
-    return made
-
-
-def _number(value: float, labels: Mapping[str, str], start: int, now: int) -> NumberDataPoint:
-    made = NumberDataPoint(
-        attributes=_attributes(labels), start_time_unix_nano=start, time_unix_nano=now
-    )
-    if isinstance(value, int):
-        made.as_int = value
-    else:
-        made.as_double = value
+        if isinstance(value, Buckets):
+            point.count, point.sum = value.count, value.total
+            point.bucket_counts.extend(value.counts)
+            point.explicit_bounds.extend(value.bounds)
+        elif isinstance(value, int):
+            point.as_int = value
+        else:
+            point.as_double = value
     return made
 
 
 def _attributes(labels: Mapping[str, str]) -> list[KeyValue]:
-    return [
-        KeyValue(key=name, value=AnyValue(string_value=text))
-        for name, text in labels.items()
-        if text
-    ]
+    told = ((name, AnyValue(string_value=text)) for name, text in labels.items() if text)
+    return [KeyValue(key=name, value=value) for name, value in told]

@@ -12,7 +12,6 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 from engine_hooks.protocol.block_file import why
@@ -25,7 +24,7 @@ class ExportError(UserError):
 
 class Output:
     """Files to be written together: `file` opens one, leaving the `with` puts all of them in place,
-    or none when it is left by an exception. Raises ExportError."""
+    or none after an exception. Raises ExportError."""
 
     def __init__(self, *, overwrite: bool) -> None:
         self._overwrite = overwrite
@@ -33,7 +32,7 @@ class Output:
         self._folder: Path | None = None
 
     def folder(self, path: Path) -> None:
-        """A folder for the files; one that this makes goes again when nothing comes of them."""
+        """Make a folder for the files, where there is none; removed if they are not written."""
         try:
             if not path.is_dir():
                 path.mkdir()
@@ -43,7 +42,7 @@ class Output:
 
     @contextlib.contextmanager
     def file(self, path: Path) -> Iterator[BinaryIO]:
-        """A file that will be `path`."""
+        """Open a file that will be `path`."""
         if path.is_dir():
             raise ExportError(f"cannot write {path}: it is a folder")
         if os.path.lexists(path) and not self._overwrite:
@@ -65,12 +64,7 @@ class Output:
     def __enter__(self) -> Output:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_details: object) -> None:
         try:
             if kind is None:
                 for beside, path in self._made:
@@ -88,14 +82,14 @@ class Output:
 
 
 def put_in_place(beside: Path, path: Path, *, overwrite: bool) -> None:
-    """Give a file its name. Unless `overwrite`, one that has come to be there meanwhile is not
-    replaced either, where that can be told. Raises OSError."""
-    if not overwrite:
-        try:
-            os.link(beside, path)
-        except FileExistsError:
-            raise
-        except OSError:  # a file system without links
-            beside.rename(path)
+    """Give a file its name. Unless `overwrite`, one that was made there meanwhile is not replaced
+    either, where that can be told. Raises OSError."""
+    if overwrite:
+        beside.replace(path)
         return
-    beside.replace(path)
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        beside.rename(path)

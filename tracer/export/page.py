@@ -3,15 +3,11 @@ printed."""
 
 from __future__ import annotations
 
-from typing import Final
+import textwrap
 
 from rich.cells import chop_cells
 
-from tracer.format.text import cell_width, clean, fit
-
-_ASCII: Final = str.maketrans({
-    "·": "|", "→": ">", "×": "x", "–": "-", "—": "-", "…": "~", "²": "2", "µ": "u", "±": "+/-",
-})  # fmt: skip
+from tracer.format.text import cell_width, clean, fit, to_ascii
 
 
 class Run(str):
@@ -22,7 +18,6 @@ class Run(str):
 
     @classmethod
     def of(cls, glyphs: str, code: int) -> Run:
-        """A run of `glyphs` in the colour of `code`."""
         run = cls(glyphs)
         run.code = code
         return run
@@ -31,38 +26,48 @@ class Run(str):
 class Page:
     """Lines of at most `width` cells; everything that is put on it is cleaned."""
 
-    def __init__(self, width: int, unicode: bool, colour: bool) -> None:
+    def __init__(self, width: int, unicode: bool, colour: bool = False) -> None:
         self.width = max(1, width)
         self.unicode = unicode
         self._colour = colour
         self._lines: list[str] = []
 
     def plain(self, text: str) -> str:
-        """`text` as it may be printed: cleaned, and ASCII where nothing else can be."""
-        text = clean(text)
-        return (
-            text
-            if self.unicode
-            else text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
-        )
+        """Return `text` as it may be printed: cleaned, and ASCII where nothing else can be."""
+        return clean(text) if self.unicode else to_ascii(clean(text))
 
-    def line(self, text: str) -> None:
-        """One line, cropped."""
+    def line(self, text: str = "") -> None:
+        """Append one line, cropped."""
         self._lines.append(self._crop(self.plain(text), self.width).rstrip())
 
     def flow(self, *parts: str) -> None:
-        """Parts side by side, on as many lines as they take."""
+        """Append parts side by side, on as many lines as they take."""
         line = ""
-        for part in filter(None, map(self.plain, parts)):
-            longer = line + self.plain(" · ") + part if line else part
-            if line and cell_width(longer) > self.width:
+        for part in filter(None, parts):
+            longer = f"{line} · {part}" if line else part
+            if line and cell_width(self.plain(longer)) > self.width:
                 self.line(line)
                 longer = part
             line = longer
         self.line(line)
 
+    def wrapped(self, text: str, lead: str = "") -> None:
+        """Append a sentence on as many lines as it takes, the later ones indented like the first
+        one after its `lead`."""
+        lead = self.plain(lead)
+        indent = cell_width(lead)
+        room = max(8, self.width - indent)
+        for row in textwrap.wrap(self.plain(text), room, break_on_hyphens=False) or [""]:
+            self.line(lead + row)
+            lead = " " * indent
+
+    def row(self, *cells: tuple[str, int]) -> None:
+        """Append a row of a table: each cell with its width, left-aligned where that is
+        negative."""
+        self.line("".join(_cell(self.plain(text), width) for text, width in cells))
+
     def pieces(self, *pieces: str) -> None:
-        """One line out of pieces, of which bars keep their colour."""
+        """Append one line out of pieces, of which bars keep their colour."""
         left, line = self.width, ""
         for piece in pieces:
             text = self._crop(piece if isinstance(piece, Run) else self.plain(piece), left)
@@ -72,30 +77,32 @@ class Page:
         self._lines.append(line.rstrip())
 
     def block(self, text: str, lines: int) -> None:
-        """Untrusted text of several lines, wrapped and indented; what is beyond `lines` is said to
-        be left out."""
+        """Append untrusted text of several lines, wrapped and indented; what is beyond `lines` is
+        said to be left out."""
         rows: list[str] = []
         for row in clean(text, keep_newlines=True).split("\n"):
             rows.extend(chop_cells(self.plain(row), max(2, self.width - 2)) or [""])
             if len(rows) > lines:
                 break
-        left_out = len(rows) > lines
         for row in rows[:lines]:
             self.line(f"  {row}")
-        if left_out:
+        if len(rows) > lines:
             self.line("  …")
 
-    def gap(self) -> None:
-        """An empty line."""
-        self._lines.append("")
-
     def text(self) -> str:
-        """The whole page."""
         return "\n".join(self._lines)
 
     def _crop(self, text: str, cells: int) -> str:
-        return (
-            text
-            if cell_width(text) <= cells
-            else fit(text, cells, ellipsis="…" if self.unicode else "~")
-        )
+        if cell_width(text) <= cells:
+            return text
+        return fit(text, cells, ellipsis="…" if self.unicode else "~")
+
+
+def _cell(text: str, width: int) -> str:
+    return right(text, width) if width >= 0 else fit(text, -width)
+
+
+def right(text: str, width: int) -> str:
+    """Return `text` right-aligned in `width` cells, cropped so that a space is left before it."""
+    used = cell_width(text)
+    return " " * (width - used) + text if used < width else " " + fit(text, width - 1)

@@ -17,9 +17,11 @@ from typing import Any, Final
 
 from engine_hooks.protocol.clock import NS_PER_MS
 from engine_hooks.protocol.stages import STAGES
+from tracer.export.fields import fields
 from tracer.export.stage_colours import STAGE_COLOURS_DARK, STAGE_COLOURS_LIGHT
-from tracer.export.summary import TIMERS, context, figure, quantiles, totals_line
+from tracer.export.summary import TIMERS, context, quantiles, totals_line
 from tracer.export.whole import RequestRow, Whole
+from tracer.format.figures import milliseconds, percentage
 from tracer.format.text import clean
 
 _DIGITS: Final = 4
@@ -27,7 +29,6 @@ _DIGITS: Final = 4
 
 
 def page_text(whole: Whole) -> str:
-    """The page."""
     folder = files("tracer.export") / "web"
     template, style, script = (
         (folder / name).read_text("utf-8") for name in ("page.html", "page.css", "page.js")
@@ -38,7 +39,7 @@ def page_text(whole: Whole) -> str:
         "title": _html(f"{whole.name} · tracer"),
         "context": _html(" · ".join(context(whole))),
         "totals": _html(totals_line(whole.totals())),
-        "timers": "".join(_timer(whole, name, label) for name, label in TIMERS),
+        "timers": "".join(_timer(whole, name, label) for name, label in TIMERS.items()),
         "legend": "".join(
             f'<li><button aria-pressed="false" title="{_html(f"{known.begins} → {known.ends}")}">'
             f'<i class="s{known.stage.value}"></i>{_html(known.label)}</button></li>'
@@ -61,8 +62,7 @@ def _policy(style: str, script: str) -> str:
 
     return (
         f"default-src 'none'; style-src 'sha256-{digest(style)}'; script-src "
-        f"'sha256-{digest(script)}'; "
-        "base-uri 'none'; form-action 'none'"
+        f"'sha256-{digest(script)}'; base-uri 'none'; form-action 'none'"
     )
 
 
@@ -73,19 +73,17 @@ def _timer(whole: Whole, name: str, label: str) -> str:
 
 def _stages(whole: Whole) -> str:
     totals = whole.totals()
-    everything = sum(
-        (whole.end(row.view) - row.view.received) / NS_PER_MS for row in whole.requests
-    )
+    everything = sum(whole.length_ms(row.view) for row in whole.requests)
     lines = []
     for known in STAGES:
         count = sum(row.view.stages[known.stage - 1].ms is not None for row in whole.requests)
         ms = totals.stage_ms[known.stage]
-        share = f"{ms / everything:.2%}" if everything else "–"
+        share = _html(percentage(ms / everything if everything else None))
         lines.append(
             f'<tr data-stage="{known.stage.id}"><td class="n">{known.stage.value}</td>'
-            f'<td><i class="s{known.stage.value}"></i>{_html(known.label)}</td><td '
-            f'class="n">{count:,}</td>'
-            f'<td class="n" title="{ms!r}">{figure(ms)}</td><td class="n">{share}</td>'
+            f'<td><i class="s{known.stage.value}"></i>{_html(known.label)}</td>'
+            f'<td class="n">{count:,}</td>'
+            f'<td class="n" title="{ms!r}">{milliseconds(ms)}</td><td class="n">{share}</td>'
             f"<td>{_html(known.bounded_by)}</td><td>{_html(known.worse)}</td></tr>"
         )
     return "\n".join(lines)
@@ -119,40 +117,24 @@ def _request(whole: Whole, row: RequestRow) -> dict[str, Any]:
         for stage in view.stages
     ]
     made: dict[str, Any] = {
-        "id": clean(view.id),
-        "phase": view.phase.value,
+        **fields(view, "id phase"),
         "received": since(view.received),
-        "length": _rounded((whole.end(view) - view.received) / NS_PER_MS),
-        "prompt": view.prompt_tokens,
-        "cached": view.cached_tokens,
-        "output": view.output_tokens,
-        "reason": clean(view.finish_reason),
-        "error": clean(view.error),
-        "model": clean(view.model),
-        "preemptions": view.preemptions,
-        "incomplete": view.incomplete,
-        "queue": _rounded(view.queue_ms),
-        "prefill": _rounded(view.prefill_ms),
-        "ttft": _rounded(view.ttft_ms),
-        "tpot": _rounded(view.tpot_ms),
-        "e2e": _rounded(view.e2e_ms),
-        "unattributed": _rounded(view.unattributed_ms),
+        "length": _rounded(whole.length_ms(view)),
+        **fields(view, prompt="prompt_tokens", cached="cached_tokens", output="output_tokens"),
+        **fields(view, reason="finish_reason", error="error", model="model"),
+        **fields(view, "preemptions incomplete"),
+        **{
+            name: _rounded(getattr(view, f"{name}_ms"))
+            for name in ("queue", "prefill", "ttft", "tpot", "e2e", "unattributed")
+        },
         "bar": [
-            (
-                segment.stage.value,
-                since(segment.begin),
-                since(max(segment.begin, whole.now if segment.end is None else segment.end)),
-                int(segment.waiting),
-            )
-            for segment in view.segments
+            (segment.stage.value, since(segment.begin), since(stop), int(segment.waiting))
+            for segment, stop in whole.segments(view)
         ],
         "all": stages,
         "stages": [stage for stage in stages if stage[2] is not None],
     }
-    for name, text in (("prompt_text", row.prompt_text), ("output_text", row.output_text)):
-        if text is not None:
-            made[name] = clean(text, keep_newlines=True)
-    return made
+    return made | {name: clean(text, keep_newlines=True) for name, text in row.texts()}
 
 
 def _rounded(value: float | None) -> float | None:
@@ -175,26 +157,10 @@ def _variables(stages: tuple[str, ...], **roles: str) -> str:
 
 
 _LIGHT: Final = _variables(
-    STAGE_COLOURS_LIGHT,
-    back="#fafaf7",
-    panel="#efefea",
-    chosen="#dbe6f5",
-    text="#1d2530",
-    dim="#59636f",
-    line="#cfd2cd",
-    grid="#e4e5e1",
-    accent="#0b6f99",
-    veil="rgb(250 250 247 / .7)",
-)
+    STAGE_COLOURS_LIGHT, back="#fafaf7", panel="#efefea", chosen="#dbe6f5", text="#1d2530",
+    dim="#59636f", line="#cfd2cd", grid="#e4e5e1", accent="#0b6f99", veil="rgb(250 250 247 / .7)",
+)  # fmt: skip
 _DARK: Final = _variables(
-    STAGE_COLOURS_DARK,
-    back="#0d1117",
-    panel="#141b24",
-    chosen="#1e2d42",
-    text="#d5dce6",
-    dim="#8b97a7",
-    line="#2b3542",
-    grid="#1d2530",
-    accent="#76dbf6",
-    veil="rgb(13 17 23 / .7)",
-)
+    STAGE_COLOURS_DARK, back="#0d1117", panel="#141b24", chosen="#1e2d42", text="#d5dce6",
+    dim="#8b97a7", line="#2b3542", grid="#1d2530", accent="#76dbf6", veil="rgb(13 17 23 / .7)",
+)  # fmt: skip

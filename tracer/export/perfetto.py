@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from tracer.export.timeline import Counter, Group, Slice, Track, Value, timeline
-from tracer.export.whole import Whole
+from tracer.export.whole import LARGEST, Whole
 from tracer.format.text import clean
 
 _SEQUENCE: Final = 1
@@ -22,12 +22,16 @@ _MONOTONIC, _REALTIME = 3, 1
 
 
 def perfetto_packets(whole: Whole) -> Iterator[bytes]:
-    """The file in pieces: each a packet as the field of a `Trace`, so that they can be written one
-    after another. Raises ImportError without the `perfetto` package."""
+    """Iterate over the file in pieces: each a packet as the field of a `Trace`, so that they can be
+    written one after another.
+
+    Raises:
+        ImportError: The `perfetto` package is missing.
+    """
     from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as proto
 
     writer = _Writer(proto)
-    yield from writer.begin(whole)
+    yield from writer.start(whole)
     groups = timeline(whole)
     for rank, group in enumerate(groups):
         yield from writer.group(group, rank, is_requests=group is groups[-1])
@@ -41,8 +45,8 @@ class _Writer:
         self._uuids = 0
         self._first = True
 
-    def begin(self, whole: Whole) -> Iterator[bytes]:
-        """Which clock the stamps are of, and what it showed when it was what time of day."""
+    def start(self, whole: Whole) -> Iterator[bytes]:
+        """Yield the clock of the stamps, and what it showed at a time of day."""
         packet = self._packet()
         snapshot = packet.clock_snapshot
         snapshot.primary_trace_clock = _MONOTONIC
@@ -51,7 +55,7 @@ class _Writer:
         yield _field(packet)
 
     def group(self, group: Group, rank: int, *, is_requests: bool) -> Iterator[bytes]:
-        """A group's tracks and counters, then what is on them."""
+        """Yield a group's counters and tracks, each with what is on it."""
         parent = self._next()
         packet = self._packet()
         descriptor = packet.track_descriptor
@@ -73,8 +77,7 @@ class _Writer:
         packet.track_descriptor.counter.unit_name = counter.unit
         yield _field(packet)
         for t, value in counter.points:
-            packet = self._packet()
-            packet.timestamp, packet.timestamp_clock_id = t, _MONOTONIC
+            packet = self._packet(t)
             event = packet.track_event
             event.type, event.track_uuid = event.TYPE_COUNTER, uuid
             event.double_counter_value = value
@@ -96,8 +99,7 @@ class _Writer:
         for item in lane:
             while open_ends and open_ends[-1] <= item.begin:
                 yield self._end(uuid, open_ends.pop())
-            packet = self._packet()
-            packet.timestamp, packet.timestamp_clock_id = item.begin, _MONOTONIC
+            packet = self._packet(item.begin)
             event = packet.track_event
             is_instant = item.category == "token"
             event.type = event.TYPE_INSTANT if is_instant else event.TYPE_SLICE_BEGIN
@@ -114,12 +116,9 @@ class _Writer:
             yield self._end(uuid, open_ends.pop())
 
     def _end(self, uuid: int, t: int) -> bytes:
-        packet = self._packet()
-        packet.timestamp, packet.timestamp_clock_id = t, _MONOTONIC
-        packet.track_event.type, packet.track_event.track_uuid = (
-            packet.track_event.TYPE_SLICE_END,
-            uuid,
-        )
+        packet = self._packet(t)
+        event = packet.track_event
+        event.type, event.track_uuid = event.TYPE_SLICE_END, uuid
         return _field(packet)
 
     def _described(self, name: str, parent: int, rank: int) -> tuple[Any, int]:
@@ -129,8 +128,11 @@ class _Writer:
         descriptor.name, descriptor.sibling_order_rank = clean(name), rank
         return packet, uuid
 
-    def _packet(self) -> Any:
+    def _packet(self, t: int | None = None) -> Any:
+        """A packet that describes something, or the stamped packet of an event at `t`."""
         packet = self._proto.TracePacket(trusted_packet_sequence_id=_SEQUENCE)
+        if t is not None:
+            packet.timestamp, packet.timestamp_clock_id = t, _MONOTONIC
         if self._first:
             self._first = False
             packet.first_packet_on_sequence = True
@@ -147,7 +149,7 @@ def _annotate(annotation: Any, name: str, value: Value) -> None:
     if isinstance(value, bool):
         annotation.bool_value = value
     elif isinstance(value, int):
-        annotation.int_value = min(value, (1 << 63) - 1)
+        annotation.int_value = min(value, LARGEST)
     elif isinstance(value, float):
         annotation.double_value = value
     else:
@@ -155,12 +157,11 @@ def _annotate(annotation: Any, name: str, value: Value) -> None:
 
 
 def _field(packet: Any) -> bytes:
-    """A packet as field 1 of a `Trace`: its tag, its length and itself."""
+    """A packet as field 1 of a `Trace`: its tag, its length (a varint) and itself."""
     data: bytes = packet.SerializeToString()
     size = len(data)
     length = bytearray()
     while size > 0x7F:
         length.append(size & 0x7F | 0x80)
         size >>= 7
-    length.append(size)
-    return b"\x0a" + bytes(length) + data
+    return b"\x0a" + bytes([*length, size]) + data

@@ -7,14 +7,17 @@ Everything a viewer could hover is in `<title>` elements; all text is cleaned an
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Iterator
 from typing import Final
 
 from engine_hooks.protocol.clock import NS_PER_MS
 from engine_hooks.protocol.stages import STAGES, Stage, info
 from tracer.export.stage_colours import STAGE_COLOURS_DARK, STAGE_COLOURS_LIGHT
-from tracer.export.summary import TIMERS, context, figure, quantiles, totals_line
+from tracer.export.summary import TIMERS, context, quantiles, totals_line
 from tracer.export.whole import RequestRow, Whole
+from tracer.format.figures import count, milliseconds, percentage
 from tracer.format.text import clean, fit
 from tracer.state.view import RequestView, Segment, StageView
 
@@ -23,23 +26,25 @@ MOST_ROWS: Final = 200
 _WIDTH, _LEFT, _RIGHT, _MARGIN, _ROW, _BAR = 1200, 190, 110, 24, 18, 12
 _LABELS: Final = 22
 """Characters of a request's id that fit on its left."""
+_X: Final = _MARGIN + _LEFT
+_CHART: Final = _WIDTH - 2 * _MARGIN - _LEFT - _RIGHT
+"""Left edge and width of the bars."""
+_END: Final = _WIDTH - _MARGIN
 
 
 def svg_text(whole: Whole) -> str:
-    """The picture as an XML document. A trace of a single request is drawn closely."""
+    """Return the picture as an XML document. A trace of a single request is drawn closely."""
     if len(whole.requests) == 1:
         body, height = _closely(whole, whole.requests[0])
     else:
         body, height = _waterfall(whole)
+    lines = "\n".join(body)
     return (
         '<?xml version="1.0" encoding="UTF-8"?>\n'
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
-        f'height="{height}" '
-        f'role="img" aria-label="{_xml(f"trace {whole.name}")}">\n<style>{_style()}</style>\n'
-        f"{_HATCH}\n"
-        f'<rect class="ground" width="{_WIDTH}" height="{height}"/>\n'
-        + "\n".join(body)
-        + "\n</svg>\n"
+        f'height="{height}" role="img" aria-label="{_xml(f"trace {whole.name}")}">\n'
+        f"<style>{_STYLE}</style>\n{_HATCH}\n"
+        f'<rect class="ground" width="{_WIDTH}" height="{height}"/>\n{lines}\n</svg>\n'
     )
 
 
@@ -52,31 +57,25 @@ def _waterfall(whole: Whole) -> tuple[list[str], int]:
     end = max((whole.end(row.view) for row in rows), default=begin)
     body, top = _head(whole, whole.name)
     if len(rows) < len(whole.requests):
-        body.append(
-            _text(
-                _MARGIN,
-                top,
-                f"the {len(rows):,} longest of {len(whole.requests):,} requests",
-                "dim",
-            )
-        )
+        note = f"the {len(rows):,} longest of {len(whole.requests):,} requests"
+        body.append(_text(_MARGIN, top, note, "dim"))
         top += 20
-    left, width = _MARGIN + _LEFT, _WIDTH - 2 * _MARGIN - _LEFT - _RIGHT
-    body += _axis(left, width, top + 10, len(rows) * _ROW, (end - begin) / NS_PER_MS)
+    body += _axis(top + 10, len(rows) * _ROW, (end - begin) / NS_PER_MS)
     body.append(_text(_MARGIN, top + 6, "request", "dim"))
-    body.append(_text(_WIDTH - _MARGIN, top + 6, "ms", "dim", "end"))
+    body.append(_text(_END, top + 6, "ms", "dim", "end"))
     top += 16
     for place, row in enumerate(rows):
         y = top + place * _ROW
         view = row.view
-        prompt = "?" if view.prompt_tokens is None else f"{view.prompt_tokens:,}"
-        label = fit(clean(view.id), _LABELS, ellipsis="…").rstrip()
-        body.append(f"<g><title>{_xml(_about(view))}</title>")
-        body.append(_text(_MARGIN, y + 10, label, "id"))
-        body.append(_text(left - 8, y + 10, f"{prompt}→{view.output_tokens:,}", "dim", "end"))
-        body += _bar(view, begin, end, left, width, y, whole.now)
-        body.append(_text(_WIDTH - _MARGIN, y + 10, figure(_length(whole, view)), "number", "end"))
-        body.append("</g>")
+        tokens = f"{count(view.prompt_tokens)}→{view.output_tokens:,}"
+        body += [
+            f"<g><title>{_xml(_about(view))}</title>",
+            _text(_MARGIN, y + 10, fit(clean(view.id), _LABELS, ellipsis="…").rstrip(), "id"),
+            _text(_X - 8, y + 10, tokens, "dim", "end"),
+            *_bar(whole, view, begin, _CHART / max(1, end - begin), y),
+            _text(_END, y + 10, milliseconds(whole.length_ms(view)), "number", "end"),
+            "</g>",
+        ]
     if not rows:
         body.append(_text(_MARGIN, top + 14, "no requests", "dim"))
         top += _ROW
@@ -89,44 +88,29 @@ def _closely(whole: Whole, row: RequestRow) -> tuple[list[str], int]:
     body.append(_text(_MARGIN, top, _about(view).replace("\n", " · "), "dim"))
     top += 18
     begin, end = view.received, max(whole.end(view), view.received + 1)
-    left, width = _MARGIN + _LEFT, _WIDTH - 2 * _MARGIN - _LEFT - _RIGHT
-    height = 26
-    body += _axis(left, width, top + 10, len(Stage) * height, (end - begin) / NS_PER_MS)
+    height, scale = 26, _CHART / (end - begin)
+    body += _axis(top + 10, len(Stage) * height, (end - begin) / NS_PER_MS)
     top += 16
     for place, stage in enumerate(view.stages):
         y = top + place * height
+        label = f"{stage.stage.value:>2} {info(stage.stage).label}"
         body.append(f"<g><title>{_xml(_about_stage(stage))}</title>")
-        body.append(
-            _text(_MARGIN, y + 15, f"{stage.stage.value:>2} {info(stage.stage).label}", "id")
-        )
+        body.append(_text(_MARGIN, y + 15, label, "id"))
         if stage.begin is not None and stage.ms is not None:
-            x = left + width * (stage.begin - begin) / (end - begin)
-            body.append(
-                f'<rect class="s{stage.stage.value}" x="{x:.2f}" y="{y + 4}" '
-                f'width="{max(0.8, width * stage.ms * NS_PER_MS / (end - begin)):.2f}" height="16" '
-                'rx="2"/>'
-            )
-            for segment in view.segments:
+            box = _box(_X + scale * (stage.begin - begin), y + 4,
+                       max(0.8, scale * stage.ms * NS_PER_MS), 16)  # fmt: skip
+            body.append(f'<rect class="s{stage.stage.value}" {box} rx="2"/>')
+            for segment, stop in whole.segments(view):
                 if segment.waiting and segment.stage is stage.stage:
-                    x = left + width * (segment.begin - begin) / (end - begin)
-                    stop = min(
-                        end, max(segment.begin, whole.now if segment.end is None else segment.end)
-                    )
-                    wide = width * (stop - segment.begin) / (end - begin)
-                    body.append(
-                        f'<rect class="wait" x="{x:.2f}" y="{y + 4}" width="{wide:.2f}" '
-                        'height="16"/>'
-                    )
-        word = figure(stage.ms) if stage.ms is not None else stage.status.value
-        body.append(_text(_WIDTH - _MARGIN, y + 16, word, "number", "end"))
-        body.append("</g>")
+                    x, wide = segment.begin - begin, min(end, stop) - segment.begin
+                    box = _box(_X + scale * x, y + 4, scale * wide, 16)
+                    body.append(f'<rect class="wait" {box}/>')
+        word = milliseconds(stage.ms) if stage.ms is not None else stage.status.value
+        body += [_text(_END, y + 16, word, "number", "end"), "</g>"]
     y = top + len(Stage) * height
     body.append(_text(_MARGIN, y + 15, "   unattributed", "dim"))
-    body.append(_text(_WIDTH - _MARGIN, y + 16, figure(view.unattributed_ms), "number", "end"))
+    body.append(_text(_END, y + 16, milliseconds(view.unattributed_ms), "number", "end"))
     return body, y + height + _MARGIN
-
-
-# --- parts ----------------------------------------------------------------------------------------
 
 
 def _head(whole: Whole, title: str) -> tuple[list[str], int]:
@@ -136,35 +120,31 @@ def _head(whole: Whole, title: str) -> tuple[list[str], int]:
     for line in _lines(context(whole), 150):
         body.append(_text(_MARGIN, y, line, "dim"))
         y += 17
-    body.append(_text(_MARGIN, y, totals_line(whole.totals()), "plain"))
-    y += 19
+    told = [totals_line(whole.totals())]
     if len(whole.requests) != 1:
-        told = [
-            f"{label} {' / '.join(quantiles(whole.snapshot.timers.get(name)))}"
-            for name, label in TIMERS
-        ]
-        for line in _lines(["p50 / p95 / p99 in ms", *told], 140):
-            body.append(_text(_MARGIN, y, line, "plain"))
-            y += 19
+        timers = whole.snapshot.timers
+        latencies = [f"{TIMERS[name]} {' / '.join(quantiles(timers.get(name)))}" for name in TIMERS]
+        told += _lines(["p50 / p95 / p99 in ms", *latencies], 140)
+    for line in told:
+        body.append(_text(_MARGIN, y, line, "plain"))
+        y += 19
     x = float(_MARGIN)
-    for stage in STAGES:
-        body.append(
-            f'<rect class="s{stage.stage.value}" x="{x:.1f}" y="{y - 9}" width="11" height="11" '
-            'rx="2"/>'
-        )
-        body.append(_text(x + 16, y, stage.label, "legend"))
-        x += 30 + 6.6 * len(stage.label)
-    body.append(f'<rect class="s4" x="{x:.1f}" y="{y - 9}" width="11" height="11" rx="2"/>')
-    body.append(f'<rect class="wait" x="{x:.1f}" y="{y - 9}" width="11" height="11" rx="2"/>')
-    body.append(_text(x + 16, y, "waiting", "legend"))
+    for kinds, label in [
+        *(([f"s{stage.stage.value}"], stage.label) for stage in STAGES),
+        (["s4", "wait"], "waiting"),
+    ]:
+        box = f'x="{x:.1f}" y="{y - 9}" width="11" height="11" rx="2"'
+        body += [f'<rect class="{kind}" {box}/>' for kind in kinds]
+        body.append(_text(x + 16, y, label, "legend"))
+        x += 30 + 6.6 * len(label)
     return body, y + 26
 
 
-def _axis(left: float, width: float, top: float, height: float, ms: float) -> Iterator[str]:
+def _axis(top: float, height: float, ms: float) -> Iterator[str]:
     step = _round(ms / 6)
     tick = 0.0
     while ms > 0 and tick <= ms:
-        x = left + width * tick / ms
+        x = _X + _CHART * tick / ms
         yield f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{top + height + 6}"/>'
         word = f"{tick / 1000:g} s" if step >= 1000 else f"{tick:g} ms"
         yield _text(x, top - 4, word, "dim", "middle")
@@ -183,29 +163,26 @@ def _round(value: float) -> float:
         power *= 10
 
 
-def _bar(
-    view: RequestView, begin: int, end: int, left: float, width: float, y: float, now: int
-) -> Iterator[str]:
-    span = max(1, end - begin)
-    for segment in view.segments:
-        x = left + width * (segment.begin - begin) / span
-        stop = max(segment.begin, now if segment.end is None else segment.end)
-        wide = max(0.6, width * (stop - segment.begin) / span)
-        box = f'x="{x:.2f}" y="{y}" width="{wide:.2f}" height="{_BAR}"'
+def _bar(whole: Whole, view: RequestView, begin: int, scale: float, y: float) -> Iterator[str]:
+    for segment, stop in whole.segments(view):
+        wide = max(0.6, scale * (stop - segment.begin))
+        box = _box(_X + scale * (segment.begin - begin), y, wide, _BAR)
         title = f"<title>{_xml(_about_segment(segment, stop))}</title>"
         yield f'<rect class="s{segment.stage.value}" {box}>{title}</rect>'
         if segment.waiting:
             yield f'<rect class="wait" {box}>{title}</rect>'
 
 
+def _box(x: float, y: float, width: float, height: int) -> str:
+    return f'x="{x:.2f}" y="{y}" width="{width:.2f}" height="{height}"'
+
+
 def _about(view: RequestView) -> str:
-    words = [clean(view.id), view.phase.value]
-    if view.finish_reason:
-        words.append(clean(view.finish_reason))
-    lines = [" · ".join(words)]
+    words = [clean(view.id), view.phase.value, clean(view.finish_reason)]
+    lines = [" · ".join(filter(None, words))]
     for name, value in (("TTFT", view.ttft_ms), ("TPOT", view.tpot_ms), ("E2E", view.e2e_ms)):
         if value is not None:
-            lines.append(f"{name} {figure(value)} ms")
+            lines.append(f"{name} {milliseconds(value)} ms")
     if view.preemptions:
         lines.append(f"preempted ×{view.preemptions}")
     if view.incomplete:
@@ -214,7 +191,7 @@ def _about(view: RequestView) -> str:
 
 
 def _about_segment(segment: Segment, stop: int) -> str:
-    ms = figure((stop - segment.begin) / NS_PER_MS)
+    ms = milliseconds((stop - segment.begin) / NS_PER_MS)
     return f"{info(segment.stage).label}{', waiting' if segment.waiting else ''}: {ms} ms"
 
 
@@ -222,15 +199,11 @@ def _about_stage(stage: StageView) -> str:
     known = info(stage.stage)
     lines = [f"{known.label}: {known.begins} → {known.ends}", f"bounded by {known.bounded_by}"]
     if stage.ms is not None:
-        share = "" if stage.share is None else f", {stage.share:.1%} of the request"
-        lines.append(f"{figure(stage.ms)} ms{share}, {stage.status.value}")
+        share = "" if stage.share is None else f", {percentage(stage.share)} of the request"
+        lines.append(f"{milliseconds(stage.ms)} ms{share}, {stage.status.value}")
     if stage.reason:
         lines.append(clean(stage.reason))
     return "\n".join(lines)
-
-
-def _length(whole: Whole, view: RequestView) -> float:
-    return view.e2e_ms if view.e2e_ms is not None else (whole.end(view) - view.received) / NS_PER_MS
 
 
 def _lines(parts: list[str], width: int) -> list[str]:
@@ -252,21 +225,14 @@ def _text(x: float, y: float, text: str, kind: str, anchor: str = "") -> str:
     )
 
 
+_NO_XML: Final = re.compile("[^\n\t -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 has no place for."""
+
+
 def _xml(text: str) -> str:
-    """Escaped for XML, elements and attributes alike; characters that XML 1.0 has no place for are
-    told in words."""
-    told = "".join(
-        char
-        if char in "\n\t"
-        or " " <= char <= "\ud7ff"
-        or "\ue000" <= char <= "\ufffd"
-        or char >= "\U00010000"
-        else f"\\u{ord(char):04x}"
-        for char in text
-    )
-    return (
-        told.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
-    )
+    """`text` escaped for XML, elements and attributes alike."""
+    told = _NO_XML.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return html.escape(told, quote=True).replace("&#x27;", "'")
 
 
 _HATCH: Final = (
@@ -276,20 +242,19 @@ _HATCH: Final = (
 )
 
 
-def _style() -> str:
-    def palette(colours: tuple[str, ...], ground: str, text: str, dim: str, grid: str) -> str:
-        stages = "".join(f".s{number}{{fill:{colour}}}" for number, colour in enumerate(colours, 1))
-        return (
-            f".ground{{fill:{ground}}}text{{fill:{text}}}.dim,.legend{{fill:{dim}}}"
-            f".grid{{stroke:{grid}}}{stages}"
-        )
-
+def _palette(colours: tuple[str, ...], ground: str, text: str, dim: str, grid: str) -> str:
+    stages = "".join(f".s{number}{{fill:{colour}}}" for number, colour in enumerate(colours, 1))
     return (
-        "text{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace}"
-        ".title{font-size:20px;font-weight:600}.legend{font-size:11px}.number{font-variant-numeric:tabular-nums}"
-        ".wait{fill:url(#hatch)}.grid{stroke-width:1}"
-        + palette(STAGE_COLOURS_LIGHT, "#fafaf7", "#1d2530", "#59636f", "#e4e5e1")
-        + "@media (prefers-color-scheme:dark){"
-        + palette(STAGE_COLOURS_DARK, "#0d1117", "#d5dce6", "#8b97a7", "#1d2530")
-        + "}"
+        f".ground{{fill:{ground}}}text{{fill:{text}}}.dim,.legend{{fill:{dim}}}"
+        f".grid{{stroke:{grid}}}{stages}"
     )
+
+
+_LIGHT: Final = _palette(STAGE_COLOURS_LIGHT, "#fafaf7", "#1d2530", "#59636f", "#e4e5e1")
+_DARK: Final = _palette(STAGE_COLOURS_DARK, "#0d1117", "#d5dce6", "#8b97a7", "#1d2530")
+_STYLE: Final = (
+    "text{font:12px ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace}"
+    ".title{font-size:20px;font-weight:600}.legend{font-size:11px}"
+    ".number{font-variant-numeric:tabular-nums}.wait{fill:url(#hatch)}.grid{stroke-width:1}"
+    f"{_LIGHT}@media (prefers-color-scheme:dark){{{_DARK}}}"
+)

@@ -7,17 +7,19 @@ escape byte. Bars tell stages by glyph, so that they need no colour.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from engine_hooks.protocol.clock import NS_PER_MS
 from engine_hooks.protocol.stages import Stage, info
 from engine_hooks.protocol.stamps import set_aside_line
 from tracer.export.jsondoc import best_coverage, kv_usage, main_engine
-from tracer.export.numbers_text import LABELS, figure_lines, latency_lines
+from tracer.export.numbers_text import figure_lines, latency_lines
 from tracer.export.page import Page, Run
+from tracer.export.summary import switch
+from tracer.format import figures
 from tracer.format.text import cell_width, fit
-from tracer.state.metrics.histogram import Quantiles
 from tracer.state.view import (
     EngineView,
     RequestDetail,
@@ -36,58 +38,36 @@ least of its bar."""
 _EXPECTED: Final = 10
 """Cells of the expected ms."""
 
-_GLYPHS: Final = {
-    Stage.RECEIVE: "▏|",
-    Stage.TEMPLATE: "▏|",
-    Stage.TOKENISE: "▏|",
-    Stage.ADMISSION: "░.",
-    Stage.KV_ALLOC: "▏|",
-    Stage.EMBED: "▓#",
-    Stage.PREFILL: "▓#",
-    Stage.LM_HEAD: "▓#",
-    Stage.SAMPLE: "▓#",
-    Stage.STREAM: "▏|",
-    Stage.DECODE: "█=",
-    Stage.TEARDOWN: "▏|",
+_LEGEND: Final = {
+    "▏|": "front end, stream, teardown", "░.": "waiting", "▓#": "prefill", "█=": "decode",
+}  # fmt: skip
+_LOOKS: Final = dict.fromkeys(Stage, ("▏|", 36)) | {
+    Stage.ADMISSION: ("░.", 33),
+    Stage.EMBED: ("▓#", 35),
+    Stage.PREFILL: ("▓#", 34),
+    Stage.LM_HEAD: ("▓#", 34),
+    Stage.SAMPLE: ("▓#", 35),
+    Stage.STREAM: ("▏|", 32),
+    Stage.DECODE: ("█=", 32),
 }
-_WAITING: Final = "░."
-_SGR: Final = {
-    Stage.RECEIVE: 36,
-    Stage.TEMPLATE: 36,
-    Stage.TOKENISE: 36,
-    Stage.ADMISSION: 33,
-    Stage.KV_ALLOC: 36,
-    Stage.EMBED: 35,
-    Stage.PREFILL: 34,
-    Stage.LM_HEAD: 34,
-    Stage.SAMPLE: 35,
-    Stage.STREAM: 32,
-    Stage.DECODE: 32,
-    Stage.TEARDOWN: 36,
-}
-_LEGEND: Final = (
-    ("▏|", "front end, stream, teardown"),
-    ("░.", "waiting"),
-    ("▓#", "prefill"),
-    ("█=", "decode"),
-)
+"""Glyph, the same in ASCII, and SGR code of a stage."""
+
+_ms = figures.milliseconds
 
 
 def report(snapshot: Snapshot, *, width: int, unicode: bool, colour: bool = False) -> str:
-    """Context, gauges, latencies, coverage and a bar for each request of the snapshot, at most
-    `width` cells wide."""
+    """Return context, gauges, latencies, coverage and a bar for each request of the snapshot, at
+    most `width` cells wide."""
     page = Page(width, unicode, colour)
     _context(page, snapshot)
-    page.gap()
-    if snapshot.numbers is None:
-        _timers(page, snapshot.timers)
-    else:
+    page.line()
+    if snapshot.numbers is not None:
         latency_lines(page, snapshot.numbers)
-        page.gap()
+        page.line()
         figure_lines(page, snapshot.numbers)
-    page.gap()
+        page.line()
     _coverage(page, snapshot)
-    page.gap()
+    page.line()
     _waterfall(page, snapshot)
     return page.text()
 
@@ -96,39 +76,37 @@ def request_report(
     detail: RequestDetail, *, width: int, unicode: bool, colour: bool = False,
     expected: Mapping[Stage, float] | None = None, expected_from: str = "",
 ) -> str:  # fmt: skip
-    """One request: twelve rows with bar, ms, share, how measured and bounded by what; then its
-    figures and its text.
+    """Return one request: twelve rows with bar, ms, share, how measured and bounded by what; then
+    its figures and its text.
 
     `expected` adds a column with what each stage should take (ms), `expected_from` a line that says
     from what that follows, or why it is not known.
     """
     page = Page(width, unicode, colour)
     view = detail.view
-    until = _until(view)
     page.flow(view.id, view.phase, _ended(view), view.route, view.error, *_marks(view))
     page.flow(_tokens(view), f"preempted ×{view.preemptions}" if view.preemptions else "")
-    page.gap()
-    room = max(0, page.width - _LABEL - _FIGURES - (_EXPECTED if expected else 0))
-    bound_width = min(_BOUND, room - _SHORTEST_BAR) if room >= 2 * _SHORTEST_BAR else 0
-    bar_width = room - bound_width
-    if expected:
-        page.line(f"{'':<{_LABEL + bar_width}}{'ms':>9}{'expected':>{_EXPECTED}}{'share':>7}")
-    for row in view.stages:
-        bound = f" {info(row.stage).bounded_by}" if bound_width else ""
-        page.pieces(*_row(page, view, row, until, bar_width, expected), bound)
-    page.line(f"{'unattributed':<{_LABEL + bar_width}}{_ms(view.unattributed_ms):>9}")
-    page.gap()
-    for name, figure in _figures(view):
+    page.line()
+    _stages(page, view, expected or {})
+    page.line()
+    for name, figure in (
+        ("queue", view.queue_ms),
+        ("prefill", view.prefill_ms),
+        ("TTFT", view.ttft_ms),
+        ("engine TTFT", view.engine_ttft_ms),
+        ("TPOT", view.tpot_ms),
+        ("E2E", view.e2e_ms),
+    ):
         page.line(f"{name:<14}{_ms(figure):>12} ms")
     if expected_from:
-        page.line(
-            f"expected values: {expected_from}"
-            if expected
-            else f"no expected values: {expected_from}"
-        )
+        page.line(f"{'' if expected else 'no '}expected values: {expected_from}")
     _notes(page, view)
     _decode(page, detail)
-    _texts(page, detail)
+    for name, text in (("prompt", detail.prompt_text), ("output", detail.output_text)):
+        if text is not None:
+            page.line()
+            page.line(f"{name}:")
+            page.block(text, TEXT_LINES)
     return page.text()
 
 
@@ -136,34 +114,28 @@ def request_report(
 
 
 def _context(page: Page, snapshot: Snapshot) -> None:
-    context, engine = snapshot.context, main_engine(snapshot)
+    context, engine, losses = snapshot.context, main_engine(snapshot), snapshot.losses
     if engine is not None:
         title = f"{engine.name} {engine.version}".strip() or engine.title
-        page.flow(
-            title,
-            f"{engine.model} {engine.dtype}".strip(),
-            engine.device,
-            engine.status,
-            engine.reason,
-        )
-    window = f"{context.window_s:g} s" if context.window_s != float("inf") else "all"
+        model = f"{engine.model} {engine.dtype}".strip()
+        page.flow(title, model, engine.device, engine.status, engine.reason)
+    hits = "" if context.hit_share is None else f"hits {figures.percentage(context.hit_share)}"
     page.flow(
-        f"{context.request_rate:.1f} req/s",
-        f"{context.tokens_in:,.0f} tok/s in, {context.tokens_out:,.0f} out",
+        f"{figures.rate(context.request_rate)} req/s",
+        f"{figures.count(context.tokens_in)} tok/s in, {figures.count(context.tokens_out)} out",
         f"{context.concurrency} live",
         f"{snapshot.finished} finished",
         f"{snapshot.failed} failed" if snapshot.failed else "",
-        _switch("prefix cache", context.prefix_caching),
-        _switch("chunked prefill", context.chunked_prefill),
-        "" if context.hit_share is None else f"hits {context.hit_share:.0%}",
-        f"window {window}",
+        switch("prefix cache", context.prefix_caching),
+        switch("chunked prefill", context.chunked_prefill),
+        hits,
+        f"window {figures.span(context.window_s)}",
     )
     for view in snapshot.engines:
         if view is engine or view.name:
             page.flow(*_gauges(view))
         if view.stalled:
             page.line(f"stalled: {view.stalled}")
-    losses = snapshot.losses
     if losses.events or losses.unknown or losses.incomplete_requests:
         page.line(
             f"lost: {losses.events:,} events, {losses.unknown:,} not understood; "
@@ -177,33 +149,26 @@ def _context(page: Page, snapshot: Snapshot) -> None:
         page.line(f"gone: {gone}")
 
 
-def _gauges(view: EngineView) -> tuple[str, ...]:
+def _gauges(view: EngineView) -> Iterator[str]:
     usage = kv_usage(view)
-    blocks = [
-        f"{value:,} {name}"
-        for name, value in (("used", view.used), ("cached", view.cached), ("free", view.free))
-        if value is not None
-    ]
-    kv = "" if not blocks else f"KV {'' if usage is None else f'{usage:.0%} '}({', '.join(blocks)})"
-    limit = f"/{view.max_batch}" if view.max_batch else ""
-    cpu = "" if view.cpu_share is None else f"CPU {view.cpu_share:.0%}"
-    return (kv, f"running {view.running}", f"waiting {view.waiting}", f"batch {view.batch}{limit}",
-            f"steps {view.steps:,}", f"preemptions {view.preempted}", cpu)  # fmt: skip
-
-
-def _timers(page: Page, timers: dict[str, Quantiles]) -> None:
-    page.line(f"{'ms':<8}{'p50':>10}{'p95':>10}{'p99':>10}{'samples':>9}")
-    for name, timer in timers.items():
-        page.line(
-            f"{LABELS.get(name, name):<8}{_ms(timer.p50):>10}{_ms(timer.p95):>10}"
-            f"{_ms(timer.p99):>10}{timer.count:>9,}"
-        )
+    counts = (("used", view.used), ("cached", view.cached), ("free", view.free))
+    blocks = ", ".join(f"{value:,} {name}" for name, value in counts if value is not None)
+    if blocks:
+        share = "" if usage is None else f"{figures.percentage(usage)} "
+        yield f"KV {share}({blocks})"
+    yield f"running {view.running}"
+    yield f"waiting {view.waiting}"
+    yield f"batch {view.batch}" + (f"/{view.max_batch}" if view.max_batch else "")
+    yield f"steps {view.steps:,}"
+    yield f"preemptions {view.preempted}"
+    if view.cpu_share is not None:
+        yield f"CPU {figures.percentage(view.cpu_share)}"
 
 
 def _coverage(page: Page, snapshot: Snapshot) -> None:
     best = best_coverage(snapshot.coverage)
     if not best:
-        page.line("no process has told which stages it covers")
+        page.line("no process has reported which stages it covers")
         return
     measured = [
         stage.value for stage in Stage if stage in best and best[stage].status is Status.MEASURED
@@ -212,7 +177,7 @@ def _coverage(page: Page, snapshot: Snapshot) -> None:
     for stage in Stage:
         row = best.get(stage)
         if row is None:
-            page.line(f"stage {stage.value} {info(stage).label}: not told")
+            page.line(f"stage {stage.value} {info(stage).label}: not reported")
         elif row.status is not Status.MEASURED:
             reason = f" ({row.reason})" if row.reason else ""
             page.line(f"stage {stage.value} {info(stage).label}: {row.status}{reason}")
@@ -223,34 +188,32 @@ def _waterfall(page: Page, snapshot: Snapshot) -> None:
     if not views:
         page.line("no requests")
         return
-    longest = max(_length(view, _end(view, snapshot.now)) for view in views)
-    id_width = min(
-        max(4, *(cell_width(page.plain(view.id)) for view in views)), max(4, page.width // 5)
-    )
-    left = [
-        page.plain(
-            f"{view.prompt_tokens if view.prompt_tokens is not None else '?'}→{view.output_tokens}"
-        )
-        for view in views
+    ends = [
+        max(view.received, snapshot.now if view.closed is None else view.closed) for view in views
     ]
-    left_width = max(map(cell_width, left))
+    lengths = [_length(view, end) for view, end in zip(views, ends, strict=True)]
+    longest = max(lengths)
+    ids = [page.plain(view.id) for view in views]
+    tokens = [
+        page.plain(f"{figures.count(view.prompt_tokens)}→{view.output_tokens:,}") for view in views
+    ]
+    id_width = min(max(4, *map(cell_width, ids)), max(4, page.width // 5))
+    tokens_width = max(map(cell_width, tokens))
     ms_width = max(len(_ms(longest)), 8)
     right_width = 24 if page.width >= 110 else 14 if page.width >= 80 else 0
-    bar_width = max(1, page.width - id_width - left_width - ms_width - right_width - 4)
-    scale = [f"{glyphs[0] if page.unicode else glyphs[1]} {name}" for glyphs, name in _LEGEND]
+    bar_width = max(1, page.width - id_width - tokens_width - ms_width - right_width - 4)
     of = f" of {snapshot.total:,}" if len(views) < snapshot.total else ""
     page.line(f"{len(views):,}{of} requests, each from its own start, full width {_ms(longest)} ms")
-    page.flow(*scale)
-    for view, tokens in zip(views, left, strict=True):
-        until = _end(view, snapshot.now)
-        share = _length(view, until) / longest if longest else 0.0
+    page.flow(*(f"{_glyph(page, glyphs)} {name}" for glyphs, name in _LEGEND.items()))
+    for place, view in enumerate(views):
+        share = lengths[place] / longest if longest else 0.0
         cells = max(1, round(bar_width * share))
         mark = _join(*_marks(view), _ended(view) or view.phase)
         page.pieces(
-            f"{fit(page.plain(view.id), id_width)} {fit(tokens, left_width)} ",
-            *_bar(page, view.segments, view.received, until, cells),
+            f"{fit(ids[place], id_width)} {fit(tokens[place], tokens_width)} ",
+            *_bar(page, view.segments, (view.received, ends[place]), cells),
             " " * (bar_width - cells),
-            f" {_ms(_length(view, until)):>{ms_width}}",
+            f" {_ms(lengths[place]):>{ms_width}}",
             f" {mark}" if right_width else "",
         )
 
@@ -258,53 +221,44 @@ def _waterfall(page: Page, snapshot: Snapshot) -> None:
 # --- the parts of one request ---------------------------------------------------------------------
 
 
-def _row(
-    page: Page,
-    view: RequestView,
-    row: StageView,
-    until: int,
-    bar_width: int,
-    expected: Mapping[Stage, float] | None,
-) -> list[str | Run]:
-    known = info(row.stage)
-    label = f"{row.stage.value:>2} {known.label:<{_LABEL - 3}}"
-    pieces = (
-        [segment for segment in view.segments if segment.stage is row.stage]
-        if row.begin is not None
-        else []
-    )
-    if (
-        row.begin is not None
-        and row.ms is not None
-        and not any(not segment.waiting for segment in pieces)
-    ):
-        pieces = [Segment(row.stage, row.begin, row.end, row.stage is Stage.ADMISSION)]
+def _stages(page: Page, view: RequestView, expected: Mapping[Stage, float]) -> None:
+    room = max(0, page.width - _LABEL - _FIGURES - (_EXPECTED if expected else 0))
+    bound_width = min(_BOUND, room - _SHORTEST_BAR) if room >= 2 * _SHORTEST_BAR else 0
+    bar_width = room - bound_width
+    if expected:
+        page.line(f"{'':<{_LABEL + bar_width}}{'ms':>9}{'expected':>{_EXPECTED}}{'share':>7}")
+    until = _until(view)
     total = _length(view, until)
-    share = "" if row.ms is None or not total else f"{row.ms / total:>6.1%}"
-    length = _ms(row.ms) if row.ms is not None else "-"
-    bar: list[str | Run] = list(_bar(page, pieces, view.received, until, bar_width))
-    beside = f"{_ms(expected.get(row.stage)):>{_EXPECTED}}" if expected else ""
-    end = f"{length:>9}{beside}{share:>7} {row.status.value:<11}"
-    return [label, *bar, end]
+    for row in view.stages:
+        known = info(row.stage)
+        share = "" if row.ms is None or not total else figures.percentage(row.ms / total)
+        beside = f"{_ms(expected.get(row.stage)):>{_EXPECTED}}" if expected else ""
+        page.pieces(
+            f"{row.stage.value:>2} {known.label:<{_LABEL - 3}}",
+            *_bar(page, _pieces(view, row), (view.received, until), bar_width),
+            f"{_ms(row.ms):>9}{beside}{share:>7} {row.status.value:<11}",
+            f" {known.bounded_by}" if bound_width else "",
+        )
+    page.line(f"{'unattributed':<{_LABEL + bar_width}}{_ms(view.unattributed_ms):>9}")
+
+
+def _pieces(view: RequestView, row: StageView) -> list[Segment]:
+    """A stage's part of the bar. A stage that is only told by its length, such as those within a
+    step, is drawn as one piece."""
+    if row.begin is None:
+        return []
+    pieces = [segment for segment in view.segments if segment.stage is row.stage]
+    if row.ms is not None and all(segment.waiting for segment in pieces):
+        return [Segment(row.stage, row.begin, row.end, row.stage is Stage.ADMISSION)]
+    return pieces
 
 
 def _notes(page: Page, view: RequestView) -> None:
-    """What a row has no room for."""
     for row in view.stages:
         told = row.wait_ms is not None and row.wait_ms >= 0.01 and row.stage is not Stage.ADMISSION
-        waited = f"waited {_ms(row.wait_ms)} ms" if told else ""
-        note = _join(waited, row.reason)
+        note = _join(f"waited {_ms(row.wait_ms)} ms" if told else "", row.reason)
         if note:
             page.line(f"{info(row.stage).label}: {note}")
-
-
-def _figures(view: RequestView) -> Iterable[tuple[str, float | None]]:
-    yield "queue", view.queue_ms
-    yield "prefill", view.prefill_ms
-    yield "TTFT", view.ttft_ms
-    yield "engine TTFT", view.engine_ttft_ms
-    yield "TPOT", view.tpot_ms
-    yield "E2E", view.e2e_ms
 
 
 def _decode(page: Page, detail: RequestDetail) -> None:
@@ -312,30 +266,17 @@ def _decode(page: Page, detail: RequestDetail) -> None:
     if parts:
         page.flow("decode in ms", *(f"{name} {_ms(value)}" for name, value in parts))
     for chunk in detail.view.chunks:
-        page.line(
-            f"chunk: step {chunk.step}, {chunk.tokens:,} tokens, "
-            f"{_ms((chunk.end - chunk.begin) / NS_PER_MS)} ms"
-        )
+        length = _ms((chunk.end - chunk.begin) / NS_PER_MS)
+        page.line(f"chunk: step {chunk.step}, {chunk.tokens:,} tokens, {length} ms")
     gaps = sorted(detail.itl_ms)
     if gaps:
-        low, middle, high = gaps[0], gaps[len(gaps) // 2], gaps[-1]
-        largest = max(detail.itl_batch, default=0)
         page.flow(
-            f"ITL {_ms(low)} to {_ms(high)} ms",
-            f"median {_ms(middle)} ms",
-            f"batch {largest} at most",
+            f"ITL {_ms(gaps[0])} to {_ms(gaps[-1])} ms",
+            f"median {_ms(gaps[len(gaps) // 2])} ms",
+            f"batch {max(detail.itl_batch, default=0)} at most",
         )
     if detail.batch_mates:
         page.flow("in the batch with", *detail.batch_mates)
-
-
-def _texts(page: Page, detail: RequestDetail) -> None:
-    for name, text in (("prompt", detail.prompt_text), ("output", detail.output_text)):
-        if text is None:
-            continue
-        page.gap()
-        page.line(f"{name}:")
-        page.block(text, TEXT_LINES)
 
 
 def _tokens(view: RequestView) -> str:
@@ -350,60 +291,47 @@ def _tokens(view: RequestView) -> str:
 
 def _ended(view: RequestView) -> str:
     """How it ended, with the HTTP status of an error; empty when nobody said so."""
-    status = view.status_code or 0
-    return (
-        f"{view.finish_reason} ({status})"
-        if view.finish_reason and status >= 400
-        else view.finish_reason
-    )
+    failed = view.finish_reason and (view.status_code or 0) >= 400
+    return f"{view.finish_reason} ({view.status_code})" if failed else view.finish_reason
 
 
 def _marks(view: RequestView) -> list[str]:
-    marks = []
-    if view.incomplete:
-        marks.append("incomplete")
-    if view.disconnected:
-        marks.append("client gone")
-    return marks
+    return ["incomplete"] * view.incomplete + ["client gone"] * view.disconnected
 
 
-def _bar(page: Page, segments: Sequence[Segment], begin: int, until: int, cells: int) -> list[Run]:
-    """Exactly `cells` cells for `begin` … `until`. A cell shows the segment that covers most of it,
-    however little."""
+def _bar(
+    page: Page, segments: Iterable[Segment], span: tuple[int, int], cells: int
+) -> Iterator[Run]:
+    """Exactly `cells` cells for the instants of `span`. A cell shows the segment that covers most
+    of it, however little."""
+    begin, until = span
+    scale = cells / (until - begin) if until > begin else 0.0
     weights: list[float] = [0.0] * cells
     chosen: list[Segment | None] = [None] * cells
-    span = until - begin
-    if span > 0:
-        for segment in segments:
-            start = max(0.0, (segment.begin - begin) / span * cells)
-            stop = min(
-                float(cells),
-                ((until if segment.end is None else segment.end) - begin) / span * cells,
-            )
-            for cell in range(int(start), min(cells, int(stop) + 1)):
-                weight = min(stop, cell + 1) - max(start, cell)
-                if weight > weights[cell] or (weight >= 0 and chosen[cell] is None):
-                    weights[cell], chosen[cell] = weight, segment
-    runs: list[Run] = []
-    for segment_or_none in chosen:
-        glyph, code = " ", 0
-        if segment_or_none is not None:
-            pair = _WAITING if segment_or_none.waiting else _GLYPHS[segment_or_none.stage]
-            glyph = pair[0] if page.unicode else pair[1]
-            code = 33 if segment_or_none.waiting else _SGR[segment_or_none.stage]
-        if runs and runs[-1].code == code:
-            runs[-1] = Run.of(str(runs[-1]) + glyph, code)
-        else:
-            runs.append(Run.of(glyph, code))
-    return runs
+    for segment in segments if scale else ():
+        start = max(0.0, (segment.begin - begin) * scale)
+        end = until if segment.end is None else segment.end
+        stop = min(float(cells), (end - begin) * scale)
+        for cell in range(int(start), min(cells, int(stop) + 1)):
+            weight = min(stop, cell + 1) - max(start, cell)
+            if weight > weights[cell] or (weight >= 0 and chosen[cell] is None):
+                weights[cell], chosen[cell] = weight, segment
+    for (glyphs, code), group in itertools.groupby(map(_look, chosen)):
+        yield Run.of(_glyph(page, glyphs) * len(list(group)), code)
+
+
+def _look(segment: Segment | None) -> tuple[str, int]:
+    if segment is None:
+        return "  ", 0
+    return _LOOKS[Stage.ADMISSION if segment.waiting else segment.stage]
+
+
+def _glyph(page: Page, glyphs: str) -> str:
+    return glyphs[0 if page.unicode else 1]
 
 
 def _join(*parts: str) -> str:
-    return " · ".join(part for part in parts if part)
-
-
-def _switch(name: str, on: bool | None) -> str:
-    return "" if on is None else f"{name} {'on' if on else 'off'}"
+    return " · ".join(filter(None, parts))
 
 
 def _numbers(values: list[int]) -> str:
@@ -419,16 +347,6 @@ def _numbers(values: list[int]) -> str:
     )
 
 
-def _ms(value: float | None) -> str:
-    """Milliseconds with three significant figures or all before the point; a dash for what is not
-    known."""
-    if value is None:
-        return "-"
-    if value >= 99.95:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
-
-
 def _until(view: RequestView) -> int:
     """The instant that a detail was taken at: where its running rows have got to."""
     if view.closed is not None:
@@ -436,10 +354,6 @@ def _until(view: RequestView) -> int:
     ends = [row.end if row.end is not None else row.begin + round(row.ms * NS_PER_MS)
             for row in view.stages if row.begin is not None and row.ms is not None]  # fmt: skip
     return max([view.received, *ends])
-
-
-def _end(view: RequestView, now: int) -> int:
-    return max(view.received, now if view.closed is None else view.closed)
 
 
 def _length(view: RequestView, until: int) -> float:

@@ -6,42 +6,41 @@ import math
 from typing import Any
 
 from tracer.analysis.whatif.whatif import Factor, Prediction, describe, label
-from tracer.format.text import fit
+from tracer.export.fields import fields
+from tracer.export.page import Page
+from tracer.format import figures
 
 
 def whatif_text(told: Prediction, *, width: int = 100, unicode: bool = True) -> str:
-    """The sentence, a row for each figure, and what the replay cannot know."""
-    import textwrap
-
-    lines = [*textwrap.wrap(told.sentence(), max(20, width)), "", fit(
-        f"{'':<12}{'measured':>11}{'predicted':>11}{'change':>9}   90 % of replays", width
-    ).rstrip()]  # fmt: skip
+    """Return the sentence, a row for each figure, and what the replay cannot know."""
+    page = Page(width, unicode)
+    page.wrapped(told.sentence())
+    page.line()
+    page.row(
+        ("", -12), ("measured", 11), ("predicted", 11), ("change", 9), ("   90 % of replays", -30)
+    )
     for metric in told.metrics:
-        measured = "" if metric.measured is None else _figure(metric.measured)
-        spread = f"{_figure(metric.low)} … {_figure(metric.high)} {metric.unit}"
         if not math.isfinite(metric.predicted):
             continue
-        row = (
-            f"{label(metric.name):<12}{measured:>11}{_figure(metric.predicted):>11}"
-            f"{metric.change:>+9.0%}   {spread}"
+        measured, predicted, low, high = map(
+            figures.significant, (metric.measured, metric.predicted, metric.low, metric.high)
         )
-        lines.append(fit(row, width).rstrip())
+        spread = f"   {low} … {high} {metric.unit}"
+        page.row(
+            (label(metric.name), -12), (measured, 11), (predicted, 11),
+            (figures.change(metric.change), 9), (spread, -30),
+        )  # fmt: skip
     if told.replay_error is not None:
-        said = f"the replay of what was recorded is {told.replay_error:.0%} off at the median"
-        lines += ["", *textwrap.wrap(said, max(20, width))]
+        error = figures.percentage(told.replay_error)
+        page.line()
+        page.wrapped(f"the replay of what was recorded is {error} off at the median")
     for note in told.notes:
-        lines += textwrap.wrap(f"- {note}", max(20, width), subsequent_indent="  ")
-    text = "\n".join(lines)
-    if unicode:
-        return text
-    # one cell each: the rows keep their width
-    for sign, plain in (("→", ">"), ("…", "~"), ("×", "x")):
-        text = text.replace(sign, plain)
-    return text.encode("ascii", "replace").decode("ascii")
+        page.wrapped(note, "- ")
+    return page.text()
 
 
 def whatif_document(told: Prediction) -> dict[str, Any]:
-    """Everything the prediction says; null where there is no such number."""
+    """Return everything the prediction says; null where there is no such number."""
     return {
         "changes": {
             name: {"times": value.value} if isinstance(value, Factor) else value
@@ -50,29 +49,13 @@ def whatif_document(told: Prediction) -> dict[str, Any]:
         "described": describe(told.changes),
         "replay_error": told.replay_error,
         "metrics": {
-            metric.name: {
-                "unit": metric.unit,
-                "measured": metric.measured,
-                "replayed": _number(metric.before),
-                "replayed_changed": _number(metric.after),
-                "predicted": _number(metric.predicted),
-                "low": _number(metric.low),
-                "high": _number(metric.high),
-                "change": _number(metric.change),
-            }
+            metric.name: fields(
+                metric, "unit measured", replayed="before", replayed_changed="after",
+                predicted="predicted", low="low", high="high", change="change",
+            )
             for metric in told.metrics
         },
         "preemptions": {"before": told.before.preemptions, "after": told.after.preemptions},
         "sentence": told.sentence(),
         "notes": list(told.notes),
-    }
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _figure(value: float) -> str:
-    if not math.isfinite(value):
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    }  # fmt: skip

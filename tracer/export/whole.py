@@ -4,14 +4,14 @@ exporters write.
 Rows come from a state that has kept everything (`tracer.cli.export.read_whole` folds a file so), or
 from the one of a live process as far as it goes back. Their sums are the state's: an exporter that
 writes all rows has written the totals. Text from requests, models and hosts is not cleaned here:
-whoever writes a row cleans it.
+the exporters clean it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from engine_hooks.protocol.clock import NS_PER_MS
@@ -21,17 +21,18 @@ from tracer.state.overview import step_view
 from tracer.state.request import decode, latency
 from tracer.state.request.request import Request, Span
 from tracer.state.trace_state import TraceState
-from tracer.state.view import RequestView, Snapshot, StepView
+from tracer.state.view import EngineView, RequestView, Segment, Snapshot, StageView, StepView
 
 MOST: Final = 1 << 40
 """How much a state keeps that is to be exported: all of it."""
+LARGEST: Final = (1 << 63) - 1
+"""The largest integer that the formats hold."""
 
 
 class Member(NamedTuple):
-    """A request's part in a step: `place` in `Whole.requests`, tokens that it ran and got."""
+    """A request's part in a step: `place` in `Whole.requests`, tokens that it got."""
 
     place: int
-    scheduled: int
     produced: int
 
 
@@ -59,6 +60,11 @@ class RequestRow:
     output_text: str | None = None
     """Text, None unless it was asked for and is known."""
 
+    def texts(self) -> list[tuple[str, str]]:
+        """Return what is known of both, as ``prompt_text`` and ``output_text``."""
+        both = (("prompt_text", self.prompt_text), ("output_text", self.output_text))
+        return [(name, text) for name, text in both if text is not None]
+
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
@@ -69,6 +75,10 @@ class StepRow:
     t_token: int
     members: list[Member]
 
+    @property
+    def output_tokens(self) -> int:
+        return sum(member.produced for member in self.members)
+
 
 @dataclass(frozen=True, slots=True)
 class Totals:
@@ -76,19 +86,22 @@ class Totals:
     tokens whose instant is known; `stage_ms`: of each stage over the requests in which it has a
     length."""
 
-    requests: int = 0
-    finished: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    tokens: int = 0
-    steps: int = 0
-    stage_ms: dict[Stage, float] = field(default_factory=dict)
+    requests: int
+    finished: int
+    prompt_tokens: int
+    output_tokens: int
+    tokens: int
+    steps: int
+    stage_ms: dict[Stage, float]
 
 
 class Whole:
     """See the module. `name` is what the trace is called; `request` keeps one request (by any of
-    its ids) and the steps that it took part in; without `with_text` no row has text. Raises
-    LookupError when there is no such request."""
+    its ids) and the steps that it took part in; without `with_text` no row has text.
+
+    Raises:
+        LookupError: There is no such request.
+    """
 
     def __init__(
         self, state: TraceState, name: str, *, with_text: bool = False, request: str | None = None
@@ -96,6 +109,8 @@ class Whole:
         self.name = name
         self.with_text = with_text
         self.snapshot: Snapshot = state.snapshot(window_s=math.inf)
+        self.began, self.now = self.snapshot.began, self.snapshot.now
+        """First instant of the trace, and last, where whatever still runs has got to (ns)."""
         chosen = None if request is None else state.requests.find(request)
         if request is not None and chosen is None:
             raise LookupError(request)
@@ -105,56 +120,64 @@ class Whole:
                 prompt = record.prompt_text if with_text else None
                 output = "".join(record.output) if with_text and record.output else None
                 self.requests.append(RequestRow(len(self.requests), view, record, prompt, output))
-        self.batches = {
-            source.name: source.batch for source in state.sources.values() if source.batch.count
-        }
+        sources = state.sources.values()
+        self.batches = {source.name: source.batch for source in sources if source.batch.count}
         self._sources = {id(batch): name for name, batch in self.batches.items()}
+        self.headers = {s.name: s.header for s in sources if s.header is not None}
+        self.anchor = next((header.anchor for header in self.headers.values()), None)
         self.steps: list[StepRow] = self._steps(state, chosen is not None)
-        self.anchor = next(
-            (s.header.anchor for s in state.sources.values() if s.header is not None), None
-        )
-        self.headers = {
-            source.name: source.header
-            for source in state.sources.values()
-            if source.header is not None
-        }
-
-    @property
-    def began(self) -> int:
-        """The first instant of the trace (ns)."""
-        return self.snapshot.began
-
-    @property
-    def now(self) -> int:
-        """The last one: where whatever still runs has got to (ns)."""
-        return self.snapshot.now
 
     @property
     def has_text(self) -> bool:
-        """Whether any row has text."""
-        return any(
-            row.prompt_text is not None or row.output_text is not None for row in self.requests
-        )
+        return any(row.texts() for row in self.requests)
 
     def wall(self, t: int) -> int:
-        """Wall time of the instant `t` in ns since the epoch; counted from the epoch where no
-        process told it. No clock of a file's making leaves the range that files can hold."""
-        return min(max(0, t if self.anchor is None else self.anchor.to_wall(t)), (1 << 63) - 1)
+        """Return the wall time of the instant `t` in ns since the epoch; counted from the epoch
+        where no process told it. No clock of a file's making leaves the range that files can
+        hold."""
+        return min(max(0, t if self.anchor is None else self.anchor.to_wall(t)), LARGEST)
+
+    def engine(self, source: str) -> EngineView | None:
+        return next((engine for engine in self.snapshot.engines if engine.source == source), None)
 
     def end(self, view: RequestView) -> int:
-        """Where a request ends, or has got to (ns)."""
+        """Return where a request ends, or has got to (ns)."""
         if view.closed is None:
             return max(view.received, self.now)
         if view.e2e_ms is not None:
             return view.received + round(view.e2e_ms * NS_PER_MS)
         return max(view.received, view.closed)
 
+    def length_ms(self, view: RequestView) -> float:
+        """Return E2E, or the time so far."""
+        if view.e2e_ms is not None:
+            return view.e2e_ms
+        return (self.end(view) - view.received) / NS_PER_MS
+
+    def stages(self, view: RequestView) -> Iterator[tuple[StageView, int, int]]:
+        """Iterate over the stages that have a length, with where they begin and end (ns)."""
+        for stage in view.stages:
+            if stage.begin is not None and stage.ms is not None:
+                yield stage, stage.begin, stage.begin + round(stage.ms * NS_PER_MS)
+
+    def segments(self, view: RequestView) -> Iterator[tuple[Segment, int]]:
+        """Iterate over the pieces of a request's bar, with where they end or have got to (ns)."""
+        for segment in view.segments:
+            yield segment, max(segment.begin, self.now if segment.end is None else segment.end)
+
+    def in_flight(self) -> list[tuple[int, int]]:
+        """Return how many requests were received and not over: (ns, level) at each change."""
+        changes = [(row.view.received, 1) for row in self.requests]
+        changes += [(row.view.closed, -1) for row in self.requests if row.view.closed is not None]
+        levels: dict[int, int] = {}
+        level = 0
+        for t, change in sorted(changes):
+            level += change
+            levels[t] = level
+        return list(levels.items())
+
     def totals(self) -> Totals:
-        """Sums over the rows."""
         views = [row.view for row in self.requests]
-        stage_ms = {
-            stage: math.fsum(view.stages[stage - 1].ms or 0.0 for view in views) for stage in Stage
-        }
         return Totals(
             requests=len(views),
             finished=sum(view.closed is not None for view in views),
@@ -162,21 +185,24 @@ class Whole:
             output_tokens=sum(view.output_tokens for view in views),
             tokens=sum(len(decode.token_times(row.record)[0]) for row in self.requests),
             steps=len(self.steps),
-            stage_ms=stage_ms,
+            stage_ms={
+                stage: math.fsum(view.stages[stage - 1].ms or 0.0 for view in views)
+                for stage in Stage
+            },
         )
 
     def tokens(self, row: RequestRow) -> Iterator[Token]:
-        """The output tokens of a request whose instants are known, in order."""
-        record = row.record
+        """Iterate over the output tokens of a request whose instants are known, in order."""
+        record, batch = row.record, row.record.batch
         times, batches = decode.token_times(record)
         gaps = latency.itl(times)
-        batch = record.batch
-        source = self._sources.get(id(batch), "") if batch is not None else ""
-        numbers: list[int | None] = [None] * (len(times) - sum(map(_count, decode.spans(record))))
+        source = self._sources.get(id(batch), "")
+        told: list[int] = []
         if batch is not None:
             for span in decode.spans(record):
                 for index in range(span.first, span.last + 1):
-                    numbers += [batch.history.step(index).n] * span.produced
+                    told += [batch.history.step(index).n] * span.produced
+        numbers: list[int | None] = [None] * (len(times) - len(told)) + told
         for place, (t, size, number) in enumerate(zip(times, batches, numbers, strict=True)):
             gap = gaps[place - 1] / NS_PER_MS if place else None
             yield Token(place + 1, t, gap, size, number, source if number is not None else "")
@@ -185,20 +211,11 @@ class Whole:
         """All steps in order of time, with who took part in them."""
         members: dict[tuple[int, int], list[Member]] = {}
         for row in self.requests:
-            record = row.record
-            if record.batch is None:
-                continue
-            batch = id(record.batch)
-            for span in decode.spans(record):
+            batch = id(row.record.batch)
+            for span in (*decode.spans(row.record), *passes_without_tokens(row.record)):
                 for index in range(span.first, span.last + 1):
-                    members.setdefault((batch, index), []).append(
-                        Member(row.place, span.scheduled, span.produced)
-                    )
-            for item in (*record.passes, *record.redo):
-                if isinstance(item.step, int) and not item.produced:
-                    members.setdefault((batch, item.step), []).append(
-                        Member(row.place, item.scheduled, 0)
-                    )
+                    member = Member(row.place, span.produced)
+                    members.setdefault((batch, index), []).append(member)
         rows: list[StepRow] = []
         for source in state.sources.values():
             history = source.batch.history
@@ -213,5 +230,9 @@ class Whole:
         return rows
 
 
-def _count(span: Span) -> int:
-    return (span.last - span.first + 1) * span.produced
+def passes_without_tokens(record: Request) -> Iterator[Span]:
+    """Iterate over the passes of a request that gave no token (chunks of prefill, tokens computed
+    again) and whose step is still kept."""
+    for item in (*record.passes, *record.redo):
+        if isinstance(item.step, int) and not item.produced:
+            yield Span(item.step, item.step, item.scheduled, 0)

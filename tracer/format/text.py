@@ -53,6 +53,18 @@ def clean(text: str, *, keep_newlines: bool = False) -> str:
     return (_UNSAFE_BUT_NEWLINES if keep_newlines else _UNSAFE).sub(_escape, text)
 
 
+_ASCII: Final = str.maketrans({
+    "·": "*", "→": ">", "×": "x", "–": "-", "—": "-", "−": "-", "…": "~", "²": "2", "µ": "u",
+    "±": "+/-", "√": "sqrt", "─": "-",
+})  # fmt: skip
+
+
+def to_ascii(text: str) -> str:
+    """Cleaned `text` in ASCII: our own signs by their likeness, anything else escaped."""
+    plain = text.replace(" · ", " | ").translate(_ASCII)
+    return plain.encode("ascii", "backslashreplace").decode("ascii")
+
+
 def cell_width(text: str) -> int:
     """Terminal cells that cleaned `text` takes: 2 for wide glyphs and emoji sequences, 0 for
     combining marks."""

@@ -1,17 +1,15 @@
 """The command under `tracer run`: started, listened to, signalled, and ended without leaving
 anything behind.
 
-Its output does not go through us: a tracer that is stopped or slow never holds up the engine, nor
-does a full disk. It has a session of its own, so a Ctrl-C in the terminal reaches the tracer alone,
-which passes it on. A `guardian` process stands in between and carries the output into the log; see
-there for what happens when the tracer dies, or when it is killed itself. When it is killed together
-with its second, the kernel ends the command, and the tracer what is left of the command's session.
+The command's output does not go through us: a tracer that is stopped or slow never holds up the
+engine, nor does a full disk. The command has a session of its own, so a Ctrl-C in the terminal
+reaches the tracer alone, which passes it on. A `guardian` process stands in between and carries the
+output into the log; see there for what happens when the tracer or the guardian dies.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import sys
@@ -31,6 +29,9 @@ _HARDER: Final = {
 }
 
 
+Report = Callable[[str], None]
+
+
 class ChildError(Exception):
     """The command could not be started. `code` is the exit code a shell would give: 127 no such
     program, 126 not executable."""
@@ -44,20 +45,15 @@ class Child:
     """A running command. Made by `start`; belongs to the event loop in which that was called."""
 
     def __init__(
-        self,
-        process: asyncio.subprocess.Process,
-        pid: int,
-        name: str,
-        log: Path,
-        say: Callable[[str], None],
+        self, process: asyncio.subprocess.Process, pid: int, name: str, log: Path, report: Report
     ) -> None:
         self.pid = pid
         self.name = name
-        self._log = log
-        self._say = say
         self.exit_code: int | None = None
-        """What a shell would report: the command's own code, 128 + n when signal n ended it; None
-        while it runs."""
+        """The code that a shell would report: the command's own, 128 + n when signal n ended it;
+        None while it runs."""
+        self._log = log
+        self._report = report
         self._process = process
         self._ended = asyncio.create_task(self._wait())
         self._hurry = asyncio.Event()
@@ -69,13 +65,13 @@ class Child:
         env: Mapping[str, str],
         log: Path,
         folder: Path | None = None,
-        say: Callable[[str], None] = lambda _: None,
+        report: Report = lambda _: None,
     ) -> Child:
         """Run `command` with `env`, its stdout and stderr appended to `log`, its stdin empty.
 
-        `folder` is removed when the tracer dies before the command; `say` is told when the log
-        takes no more. Raises ChildError when the command cannot be executed, OSError when the log
-        cannot be opened.
+        `folder` is removed when the tracer dies before the command; `report` is called when the log
+        cannot be written. Raises ChildError when the command cannot be executed, OSError when the
+        log cannot be opened.
         """
         writing = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
@@ -91,9 +87,7 @@ class Child:
             os.close(writing)
         assert process.stdin is not None and process.stdout is not None
         try:
-            word, _, rest = (
-                (await process.stdout.readline()).decode("utf-8", "replace").strip().partition(" ")
-            )
+            word, rest = _news(await process.stdout.readline())
         except asyncio.CancelledError:
             process.stdin.close()  # the guardian takes it as our end
             await process.wait()
@@ -101,17 +95,13 @@ class Child:
         if word != "started":
             await process.wait()
             code, _, reason = rest.partition(" ")
-            failed = word == "failed" and code.isdigit()
-            raise ChildError(
-                f"cannot run {command[0]}: {reason.lower()}"
-                if failed
-                else f"cannot run {command[0]}; see {log}",
-                int(code) if failed else 1,
-            )
-        return cls(process, int(rest), Path(command[0]).name, log, say)
+            if word == "failed" and code.isdigit():
+                raise ChildError(f"cannot run {command[0]}: {reason.lower()}", int(code))
+            raise ChildError(f"cannot run {command[0]}; see {log}", 1)
+        return cls(process, int(rest), Path(command[0]).name, log, report)
 
     async def wait(self) -> int:
-        """Wait until the command and everything that it started has ended; its exit code."""
+        """Wait until the command and everything that it started has ended; return its exit code."""
         return await asyncio.shield(self._ended)
 
     def send(self, number: signal.Signals) -> None:
@@ -124,14 +114,9 @@ class Child:
         """Cut the present grace short: the second Ctrl-C of an impatient user."""
         self._hurry.set()
 
-    async def stop(
-        self, first: signal.Signals, say: Callable[[str], None], grace: float = GRACE_S
-    ) -> int:
-        """Ask the command to end with signal `first`, then with harder ones, each after `grace`
-        seconds; its exit code.
-
-        `say` is told of each step beyond the first.
-        """
+    async def stop(self, first: signal.Signals, grace: float = GRACE_S) -> int:
+        """End the command with signal `first`, then with harder ones, each after `grace` seconds;
+        return its exit code. Each step beyond the first is reported."""
         number: signal.Signals | None = first
         while number is not None and not self._ended.done():
             self.send(number)
@@ -145,56 +130,29 @@ class Child:
             harder = _HARDER.get(number)
             if not self._ended.done() and harder is not None:
                 waited = "" if impatient else f" within {grace:g} s"
-                say(f"{self.name} did not end on {number.name}{waited}: sending {harder.name}")
+                self._report(
+                    f"{self.name} did not end on {number.name}{waited}: sending {harder.name}"
+                )
             number = harder
         return await self.wait()
 
     async def _wait(self) -> int:
         assert self._process.stdout is not None
-        code = None
+        code = 1  # the guardian was killed, and its second too: the kernel has ended the command
         async for line in self._process.stdout:
-            word, _, rest = line.decode("utf-8", "replace").strip().partition(" ")
-            if word == "waits":
-                self._say(
-                    f"{self._log} takes no more of what {self.name} writes: {rest}; {self.name} "
-                    "goes on"
-                )
+            word, rest = _news(line)
+            if word == "dropped":
+                self._report(f"cannot write to {self._log}: {rest}; {self.name} goes on")
             elif word == "missing":
-                self._say(f"{rest} bytes that {self.name} wrote are not in {self._log}")
+                self._report(f"{int(rest):,} bytes of {self.name}'s output are not in {self._log}")
             elif word in ("exited", "killed") and rest.isdigit():
                 code = int(rest) + (128 if word == "killed" else 0)
         await self._process.wait()
-        # the guardian was killed; perhaps its second too, and what the command had started goes on
-        if code is None:
-            await _end_session(self.pid)
-            code = 1
         self.exit_code = code
         return code
 
 
-async def _end_session(session: int) -> None:
-    """End every process of a session: ask each once, force those that are still there after a
-    while."""
-    deadline = asyncio.get_running_loop().time() + guardian.LEFT_OVER_GRACE_S
-    asked: set[int] = set()
-    while left := _members(session):
-        late = asyncio.get_running_loop().time() > deadline
-        for pid in left:
-            if late or pid not in asked:
-                asked.add(pid)
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
-                    os.kill(pid, signal.SIGCONT)
-        await asyncio.sleep(0.05)
-
-
-def _members(session: int) -> list[int]:
-    """Pids of the processes of a session that run, if only some of their threads, from /proc; none
-    where there is no such thing."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            fields = stat.read_bytes().rpartition(b")")[2].split()
-            if int(fields[3]) == session and (fields[0] not in (b"Z", b"X") or int(fields[17]) > 1):
-                found.append(int(stat.parent.name))
-    return found
+def _news(line: bytes) -> tuple[str, str]:
+    """Return a line of the guardian's as its word and what follows."""
+    word, _, rest = line.decode("utf-8", "replace").strip().partition(" ")
+    return word, rest

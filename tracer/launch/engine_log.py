@@ -1,5 +1,4 @@
-"""What an engine writes to its stdout and stderr: kept in a file and read from there, never painted
-over a screen."""
+"""The output of an engine: kept in a file and read from there, never painted over a screen."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ _CHUNK: Final = 256 * 1024
 
 
 def log_folder() -> Path:
-    """Where the logs of runs are: ``TRACER_LOG_DIR``, else the user's log folder."""
+    """Return the folder of the logs of runs: ``TRACER_LOG_DIR``, else the user's log folder."""
     if given := os.environ.get("TRACER_LOG_DIR"):
         return Path(given).expanduser()
     from platformdirs import user_log_dir
@@ -37,7 +36,7 @@ def log_folder() -> Path:
 
 
 def new_log(name: str) -> Path:
-    """An empty log file for the run `name`, readable by its user alone. Raises OSError."""
+    """Make an empty log file for the run `name`, readable by its user alone. Raises OSError."""
     folder = log_folder()
     folder.mkdir(parents=True, exist_ok=True)
     earlier = sorted(folder.glob("*.log"), key=_changed)
@@ -56,29 +55,44 @@ def _changed(path: Path) -> float:
         return 0.0
 
 
-class EngineLog:
-    """Recent lines of a log file that somebody else writes. `on_line` is told of each new one.
+class EventLog:
+    """Recent lines of our own, where there is no output of an engine."""
 
-    Lines are as the engine wrote them: whoever shows one cleans it (`tracer.format.text`). Of a
+    path = ""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, line: str) -> None:
+        """Append a line."""
+        self.lines.append(line)
+        if len(self.lines) > 2 * LINES_KEPT:
+            del self.lines[:-LINES_KEPT]
+
+
+class EngineLog(EventLog):
+    """Recent lines of a log file that another process writes, and of our own. `on_line` is called
+    with each.
+
+    Lines are as the engine wrote them: clean them (`tracer.format.text`) where they are shown. Of a
     progress bar that redraws itself with carriage returns the last state is kept.
     """
 
-    def __init__(self, path: Path, on_line: Callable[[str], None] | None = None) -> None:
+    def __init__(self, path: Path, on_line: Callable[[str], None] = lambda _: None) -> None:
+        super().__init__()
         self.path = str(path)
-        self.lines: list[str] = []
         self._on_line = on_line
         self._partial = b""
         self._file: int | None = None
         self._closed = False
 
     async def follow(self) -> None:
-        """Read along until cancelled."""
         while True:
             self.read()
             await asyncio.sleep(PERIOD_S)
 
     def read(self) -> None:
-        """Take what is new in the file. One that cannot be read has nothing new."""
+        """Append what is new in the file; nothing while it cannot be read."""
         if self._closed:
             return
         with contextlib.suppress(OSError):
@@ -92,14 +106,11 @@ class EngineLog:
 
     def add(self, line: str) -> None:
         """Append a line, of the engine or of our own."""
-        self.lines.append(line)
-        if len(self.lines) > 2 * LINES_KEPT:
-            del self.lines[:-LINES_KEPT]
-        if self._on_line is not None:
-            self._on_line(line)
+        super().add(line)
+        self._on_line(line)
 
     def close(self) -> None:
-        """Take the rest, an unfinished last line included."""
+        """Append the rest, an unfinished last line included."""
         self.read()
         if self._partial:
             self.add(_decode(self._partial))
@@ -108,21 +119,6 @@ class EngineLog:
             os.close(self._file)
             self._file = None
         self._closed = True
-
-
-class EventLog:
-    """What the tracer has to tell, where there is no output of an engine: the same lines, without a
-    file."""
-
-    def __init__(self) -> None:
-        self.path = ""
-        self.lines: list[str] = []
-
-    def add(self, line: str) -> None:
-        """Append a line."""
-        self.lines.append(line)
-        if len(self.lines) > 2 * LINES_KEPT:
-            del self.lines[:-LINES_KEPT]
 
 
 def _decode(line: bytes) -> str:

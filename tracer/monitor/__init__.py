@@ -1,1 +1,1 @@
-"""What works beside a viewer: metrics, alerts, findings, and what the machine says of itself."""
+"""Background outputs and inputs of a viewer: metrics, alerts, findings, the machine."""

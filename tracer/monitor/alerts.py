@@ -1,8 +1,8 @@
 """Alerts: rules in a TOML file that are watched while an engine runs.
 
 An alert fires once when its rule (`tracer.recording.triggers`) has held for as long as it asks, and
-is resolved when the rule ceases to; only then can it fire again. Time is the trace's, so that the
-same events give the same alerts.
+is resolved when the rule no longer holds; only then can it fire again. Time is the trace's, so that
+the same events give the same alerts.
 
     [[alert]]
     name = "slow first token"
@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from engine_hooks.protocol import regular_file
+from engine_hooks.protocol.block_file import why
 from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
 from engine_hooks.protocol.errors import UserError
 from tracer.export.metrics import GAUGE, Family
@@ -37,8 +37,6 @@ happened for so long."""
 MOST: Final = 100
 """Alerts in a file."""
 MOST_BYTES: Final = 1 << 20
-LOG_ROOM: Final = 200
-"""News that are kept."""
 
 _KEYS: Final[dict[str, tuple[type, ...]]] = {
     "name": (str,), "rule": (str,), "for": (str, int, float), "severity": (str,), "exit": (bool,),
@@ -48,12 +46,12 @@ _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, Non
 
 
 class AlertsError(UserError, ValueError):
-    """The file is no file of alerts. The message is one line that names file and place."""
+    """A file without valid alerts. The message is one line that names file and place."""
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """An alert fired or was resolved at `t` (ns). `text` says so in one line, cleaned."""
+    """A change of an alert at `t` (ns): fired or resolved. `text` says so in one line, cleaned."""
 
     t: int
     name: str
@@ -63,26 +61,19 @@ class News:
 
 
 class Alert:
-    """One alert and how it stands. `held_s`: how long its rule must hold."""
+    """An alert and its state. `held_s`: how long its rule must hold."""
 
-    def __init__(
-        self,
-        name: str,
-        rule: Rule,
-        held_s: float = 0.0,
-        severity: str = "warning",
-        exit: bool = False,
-    ) -> None:
+    def __init__(self, name: str, rule: Rule, held_s: float = 0.0, severity: str = "warning",
+                 exit: bool = False) -> None:  # fmt: skip
         self.name = clean(name)
         self.rule = rule
         self.held_s = held_s
         self.severity = severity
         self.exit = exit
         self.fired = 0
-        """How often it fired."""
         self.firing = False
         self.reason = ""
-        """Why it fires, or fired last."""
+        """The reason for which it fires, or fired last."""
         self.first: int | None = None
         self.last: int | None = None
         self.resolved: int | None = None
@@ -91,7 +82,7 @@ class Alert:
         self._seen: int | None = None
 
     def check(self, state: TraceState, snapshot: Snapshot) -> News | None:
-        """Look whether it holds now; what is new, if anything."""
+        """Check whether the rule holds now; return the change, if any."""
         now, reason = snapshot.now, clean(self.rule.holds(state, snapshot))
         if reason:
             self._seen = now
@@ -114,73 +105,62 @@ class Alert:
     def _resolve(self, now: int) -> News:
         self.firing, self.resolved = False, now
         seconds = (now - (self.last or now)) / NS_PER_S
-        return News(
-            now, self.name, self.severity, False, f"resolved after {seconds:.0f} s: {self.name}"
-        )
+        text = f"resolved after {seconds:.0f} s: {self.name}"
+        return News(now, self.name, self.severity, False, text)
 
     def to_document(self, began: int) -> dict[str, Any]:
-        """Plain data for JSON; instants in ms since `began` (ns)."""
-
-        def ms(t: int | None) -> float | None:
-            return None if t is None else (t - began) / NS_PER_MS
-
+        """Return plain data for JSON; instants in ms since `began` (ns)."""
+        plain = ("severity", "exit", "firing", "fired", "reason")
+        instants = {
+            "first_fired_ms": self.first,
+            "last_fired_ms": self.last,
+            "resolved_ms": self.resolved,
+        }
         return {
             "name": self.name,
             "rule": clean(self.rule.text),
             "for_s": self.held_s,
-            "severity": self.severity,
-            "exit": self.exit,
-            "firing": self.firing,
-            "fired": self.fired,
-            "reason": self.reason,
-            "first_fired_ms": ms(self.first),
-            "last_fired_ms": ms(self.last),
-            "resolved_ms": ms(self.resolved),
+            **{key: getattr(self, key) for key in plain},
+            **{key: None if t is None else (t - began) / NS_PER_MS for key, t in instants.items()},
         }
 
 
 class Alerts:
-    """All alerts of a file. Let `check` look once a second or so."""
+    """All alerts of a file. Call `check` once a second or so."""
 
     def __init__(self, alerts: list[Alert]) -> None:
         self.alerts = alerts
-        self.news: deque[News] = deque(maxlen=LOG_ROOM)
-        """What happened, oldest first."""
         self._primed = False
 
     @classmethod
     def load(cls, path: Path, findings: Findings | None = None) -> Alerts:
-        """The alerts of a file. `findings` is what a rule ``finding`` asks. Raises AlertsError."""
+        """Read the alerts of a file. A rule ``finding`` asks `findings`. Raises AlertsError."""
         try:
             data = regular_file.read(path, MOST_BYTES + 1)
         except OSError as error:
-            raise AlertsError(f"cannot read {path}: {error.strerror}") from error
+            raise AlertsError(f"cannot read {path}: {why(error)}") from error
         if len(data) > MOST_BYTES:
-            raise AlertsError(f"{path} is too large to be a file of alerts")
+            raise AlertsError(f"{path} is too large: at most {MOST_BYTES >> 20} MiB")
         try:
             document = tomllib.loads(data.decode("utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise AlertsError(f"{path} is no TOML: {error}") from error
+            raise AlertsError(f"{path} is not valid TOML: {error}") from error
         return cls(_alerts_of(path, document, findings))
 
     def check(self, state: TraceState, snapshot: Snapshot) -> list[News]:
-        """Look at the state, of which `snapshot` is one; what is new."""
+        """Check the state, of which `snapshot` is one; return what is new."""
         if not self._primed:
             self._primed = True
-            for alert in self.alerts:  # what happened before anybody looked is no news
+            for alert in self.alerts:  # an event before the first check is no news
                 if alert.rule.momentary:
                     alert.rule.holds(state, snapshot)
-        new = [news for alert in self.alerts if (news := alert.check(state, snapshot)) is not None]
-        self.news.extend(new)
-        return new
+        return [news for alert in self.alerts if (news := alert.check(state, snapshot)) is not None]
 
     @property
     def firing(self) -> list[Alert]:
-        """Alerts that fire now, the gravest first."""
-        return sorted(
-            (alert for alert in self.alerts if alert.firing),
-            key=lambda alert: -SEVERITIES.index(alert.severity),
-        )
+        """Alerts that fire now, the most severe first."""
+        firing = [alert for alert in self.alerts if alert.firing]
+        return sorted(firing, key=lambda alert: -SEVERITIES.index(alert.severity))
 
     @property
     def failed(self) -> list[Alert]:
@@ -188,11 +168,9 @@ class Alerts:
         return [alert for alert in self.alerts if alert.exit and alert.fired]
 
     def to_document(self, began: int) -> list[dict[str, Any]]:
-        """Plain data for JSON, in the order of the file."""
         return [alert.to_document(began) for alert in self.alerts]
 
     def families(self) -> list[Family]:
-        """The alerts as metrics."""
         firing = Family("tracer.alert.firing", GAUGE, "1", "Whether an alert fires now.")
         fired = Family("tracer.alert.fired", "counter", "{alert}", "How often an alert has fired.")
         for alert in self.alerts:
@@ -202,17 +180,11 @@ class Alerts:
 
 
 def _alerts_of(path: Path, document: dict[str, Any], findings: Findings | None) -> list[Alert]:
-    for key in document:
-        if key != "alert":
-            raise AlertsError(
-                f"{path}: {clean(key)[:40]} is no table of it; alerts begin with [[alert]]"
-            )
+    if others := [key for key in document if key != "alert"]:
+        raise AlertsError(f"{path}: unknown {clean(others[0])[:40]}; each alert is an [[alert]]")
     tables = document.get("alert")
-    if (
-        not isinstance(tables, list)
-        or not tables
-        or not all(isinstance(table, dict) for table in tables)
-    ):
+    is_list = isinstance(tables, list) and all(isinstance(table, dict) for table in tables)
+    if not tables or not is_list:
         raise AlertsError(f"{path} has no [[alert]]")
     if len(tables) > MOST:
         raise AlertsError(f"{path} has more than {MOST} alerts")
@@ -220,7 +192,7 @@ def _alerts_of(path: Path, document: dict[str, Any], findings: Findings | None) 
     seen: set[str] = set()
     for number, alert in enumerate(alerts, 1):
         if alert.name in seen:
-            raise AlertsError(f"{path}: alert {number}: name: another one is called {alert.name!r}")
+            raise AlertsError(f"{path}: alert {number}: name: {alert.name!r} is used twice")
         seen.add(alert.name)
     return alerts
 
@@ -232,9 +204,9 @@ def _alert(path: Path, number: int, table: dict[str, Any], findings: Findings | 
     for key, value in table.items():
         kinds = _KEYS.get(key)
         if kinds is None:
-            raise wrong(clean(key)[:40], f"no such key; there are {', '.join(_KEYS)}")
+            raise wrong(clean(key)[:40], f"unknown; the keys are {', '.join(_KEYS)}")
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise wrong(key, f"{clean(repr(value))[:40]} is not what it takes")
+            raise wrong(key, f"{clean(repr(value))[:40]} is of the wrong kind")
     if "rule" not in table:
         raise wrong("rule", "is missing")
     try:
@@ -246,12 +218,12 @@ def _alert(path: Path, number: int, table: dict[str, Any], findings: Findings | 
         raise wrong("name", "is empty")
     severity = table.get("severity", "warning")
     if severity not in SEVERITIES:
-        raise wrong("severity", f"{clean(severity)[:40]!r} is none of {', '.join(SEVERITIES)}")
+        raise wrong("severity", f"{clean(severity)[:40]!r} must be one of {', '.join(SEVERITIES)}")
     held_s = _seconds(table.get("for", 0))
     if held_s is None:
-        raise wrong("for", f"{clean(str(table['for']))[:40]!r} is no time; for example 10s or 2m")
+        raise wrong("for", f"{clean(str(table['for']))[:40]!r} is not a duration such as 10s or 2m")
     if held_s and rule.momentary:
-        raise wrong("for", f"{rule.text} happens at one instant, it does not last")
+        raise wrong("for", f"{rule.text} happens at one instant: it cannot hold for a time")
     return Alert(name, rule, held_s, severity, table.get("exit", False))
 
 

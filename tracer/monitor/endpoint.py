@@ -1,8 +1,8 @@
 """The endpoint that a Prometheus server scrapes: ``/metrics`` over HTTP, in its text format or
 OpenMetrics'.
 
-It listens on this host alone unless another address is given. Requests are answered by threads of
-their own; what they tell is read in the thread that owns the state (`Endpoint.answer_from`).
+Listens on this host alone unless another address is given. Requests are answered by threads of
+their own; the metrics are read in the thread that owns the state (`Endpoint.answer_from`).
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from engine_hooks.protocol.block_file import why
 from engine_hooks.protocol.errors import UserError
 from tracer.export.extras import wants
 from tracer.export.metrics import Family
 
 LOCAL: Final = "127.0.0.1"
 PATIENCE_S: Final = 5.0
-"""How long an answer is waited for, and a client that says nothing."""
-LOOK_S: Final = 0.1
-"""How often the server looks whether it is to end: as long may leaving take."""
+"""Limit of the wait for an answer, and for a client that sends nothing."""
+POLL_S: Final = 0.1
+"""Seconds between two checks for the server's end: leaving may take as long."""
 MOST_AT_ONCE: Final = 8
 """Requests that are answered at once; further ones wait to be accepted."""
 
@@ -32,18 +33,18 @@ Read = Callable[[], Sequence[Family]]
 
 
 class MetricsError(UserError):
-    """There can be no endpoint, or nowhere to send to. The message is one line fit for a user."""
+    """No endpoint, or no address to send to. The message is one line fit for a user."""
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """``PORT``, ``:PORT``, ``HOST:PORT`` or ``[IPv6]:PORT`` as host and port. Raises
-    MetricsError."""
+    """Return host and port of ``PORT``, ``:PORT``, ``HOST:PORT`` or ``[IPv6]:PORT``.
+
+    Raises MetricsError.
+    """
     host, colon, port = text.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if colon else ""
     if not (port.isascii() and port.isdigit() and int(port) < 65_536):
-        raise MetricsError(
-            f"{text!r} is no address to listen on; for example 9464 or 127.0.0.1:9464"
-        )
+        raise MetricsError(f"cannot listen on {text!r}: use an address such as 127.0.0.1:9464")
     return host or LOCAL, int(port)
 
 
@@ -54,35 +55,29 @@ class Endpoint:
     installed.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, listen_on: str) -> None:
         with wants("metrics"):
             import prometheus_client as prometheus_client
-        host, port = address_of(address)
+        host, port = address_of(listen_on)
         try:
-            family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            self._server = _server(family)(place, _Handler, bind_and_activate=False)
-            self._server.server_bind()
-            self._server.server_activate()
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            self._server = _Server(family, address)
         except OSError as error:
-            raise MetricsError(
-                f"cannot listen on {_shown(host)}:{port}: {error.strerror or error}"
-            ) from error
+            raise MetricsError(f"cannot listen on {_shown(host)}:{port}: {why(error)}") from error
         self._server.set_app(self._answer)
         self._read: Read | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(LOOK_S,), name="metrics", daemon=True
+            target=self._server.serve_forever, args=(POLL_S,), name="metrics", daemon=True
         )
         self._thread.start()
         self.url = f"http://{_shown(self._server.server_name)}:{self._server.server_port}/metrics"
-        """Where it is."""
 
     def answer_from(self, read: Read, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on tell what `read` gives when it is called in `loop`."""
+        """Serve what `read` returns when it is called in `loop`, from now on."""
         self._read, self._loop = read, loop
 
     def close(self) -> None:
-        """Listen no more."""
         self._read = None
         self._server.shutdown()
         self._server.server_close()
@@ -127,7 +122,7 @@ class Endpoint:
 
 
 class _Handler(WSGIRequestHandler):
-    """Quiet, and impatient with a client that says nothing."""
+    """A quiet handler that gives up on a client that sends nothing."""
 
     timeout = PATIENCE_S
 
@@ -136,31 +131,28 @@ class _Handler(WSGIRequestHandler):
             super().handle()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the terminal belongs to somebody else."""
+        """Print nothing: the terminal belongs to the viewer."""
 
     def address_string(self) -> str:
-        """Without asking for names."""
+        """Return the address, without a look-up of its name."""
         return str(self.client_address[0])
 
 
 class _Server(WSGIServer):
-    """A thread for each request, so many at once."""
+    """A server with a thread for each request, `MOST_AT_ONCE` at most."""
 
-    allow_reuse_address = True
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(self, family: int, address: Any) -> None:
+        self.address_family = family
+        super().__init__(address, _Handler)
         self._room = threading.BoundedSemaphore(MOST_AT_ONCE)
 
     def server_bind(self) -> None:
-        """Without asking for names."""
+        """Bind without a look-up of our name."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = (
-            str(self.server_address[0]),
-            int(self.server_address[1]),
-        )
+        self.server_name = str(self.server_address[0])
+        self.server_port = int(self.server_address[1])
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -172,18 +164,14 @@ class _Server(WSGIServer):
     def _process(self, request: Any, client_address: Any) -> None:
         try:
             self.finish_request(request, client_address)
-        except Exception:  # what a client sends is not our trouble
+        except Exception:  # a client that sends nonsense, or goes
             pass
         finally:
             self.shutdown_request(request)
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing is printed."""
-
-
-def _server(family: int) -> type[_Server]:
-    return type("_Server", (_Server,), {"address_family": family})
+        """Print nothing."""
 
 
 def _plain(start: Callable[..., Any], status: str, text: str) -> list[bytes]:

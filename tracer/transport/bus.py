@@ -2,23 +2,24 @@
 
 Events of several processes are put in order of time within a short window; one that comes later
 than that goes out at once, out of order. Time decides about order only: an event stamped in the
-future is not waited for, and the clock of another host is laid beside ours by its shortest delay.
+future does not wait, and the clock of another host is matched with ours by its shortest delay.
 Every subscriber has a bounded queue of its own: one that does not keep up loses the oldest
-deliveries, and is told so by a `Gap`, while the others lose nothing.
+deliveries and gets a `Gap` for them, while the others lose nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
 from engine_hooks.protocol import clock
-from engine_hooks.protocol.attach_state import Retained
+from engine_hooks.protocol.attach_state import AttachState
 from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
 from engine_hooks.protocol.events import Event, Gap, Header, SourceGone
 from engine_hooks.protocol.stamps import LEAP, Believed
@@ -44,7 +45,7 @@ class Bus:
         self._order = itertools.count()
         self._pending: list[tuple[int, int, str, Event]] = []
         self._headers: dict[str, Header] = {}
-        self._retained: dict[str, Retained] | None = None
+        self._retained: dict[str, AttachState] | None = None
         self._offsets: dict[str, int] = {}
         self._believed: dict[str, Believed] = {}
         self._speaking: set[str] = set()
@@ -57,37 +58,37 @@ class Bus:
         self._closed = False
 
     def add(self, source: AsyncIterable[Delivery]) -> None:
-        """Read `source` too, from now on or from `run` on."""
+        """Read `source` too, once the bus runs."""
         if self._running:
             self._read(source)
         else:
             self._waiting.append(source)
 
     def retain(self) -> None:
-        """From now on keep what is still true (`engine_hooks.protocol.attach_state`), for readers
+        """Keep what is still true (`engine_hooks.protocol.attach_state`) from now on, for readers
         that come late."""
-        if self._retained is None:
-            self._retained = {}
+        self._retained = {} if self._retained is None else self._retained
 
     def subscribe(self, room: int = ROOM, *, from_before: bool = False) -> Subscription:
-        """Everything from now on, for one reader; at most `room` events wait for it. It learns at
-        once which sources are there, and `from_before` also what is still true of them, as far as
-        the bus retains it."""
+        """Return everything from now on, for one reader; at most `room` events wait for it.
+
+        The reader learns at once which sources are there, and with `from_before` also what is still
+        true of them, as far as the bus retains it.
+        """
         subscription = Subscription(self, room)
         if self._closed:
             subscription.end()
             return subscription
+        kept = (self._retained or {}) if from_before else {}
         for source, header in self._headers.items():
-            kept = (
-                self._retained.get(source) if from_before and self._retained is not None else None
-            )
-            subscription.put(Delivery(source, header, kept.snapshot() if kept is not None else []))
+            events = kept[source].snapshot() if source in kept else []
+            subscription.append(Delivery(source, header, events))
         self._subscriptions.append(subscription)
         return subscription
 
     async def run(self) -> None:
-        """Carry events until every source has ended (there must have been one) or `aclose` is
-        called."""
+        """Carry events until `aclose` is called or every source has ended, of which there must have
+        been one."""
         self._running = True
         for source in self._waiting:
             self._read(source)
@@ -107,10 +108,9 @@ class Bus:
         """Stop reading, hand out what is held back, and end the subscriptions."""
         self._closed = True
         self._changed.set()
-        readers = list(self._readers)
-        for reader in readers:
+        for reader in self._readers:
             reader.cancel()
-        await asyncio.gather(*readers, return_exceptions=True)
+        await asyncio.gather(*self._readers, return_exceptions=True)
         self._release(everything=True)
         for subscription in self._subscriptions:
             subscription.end()
@@ -125,10 +125,10 @@ class Bus:
     def _read(self, source: AsyncIterable[Delivery]) -> None:
         reader = asyncio.create_task(self._carry(source))
         self._readers.add(reader)
-        reader.add_done_callback(self._end_of)
+        reader.add_done_callback(self._forget)
         self._changed.set()
 
-    def _end_of(self, reader: asyncio.Task[None]) -> None:
+    def _forget(self, reader: asyncio.Task[None]) -> None:
         self._readers.discard(reader)
         self._changed.set()
 
@@ -141,17 +141,14 @@ class Bus:
                 self._arrive(delivery)
                 # a source that always has something may not starve the readers
                 await asyncio.sleep(0)
-        except (
-            Exception
-        ) as error:  # a defect in a source: its processes are gone for us, the others are not
+        except Exception as error:
+            # a defect in a source: its processes are gone for us, the others are not
+            reason = f"reading it failed: {error}"
             for name in names & self._speaking:
-                self._arrive(
-                    Delivery(name, None, [SourceGone(self._now(), f"reading it failed: {error}")])
-                )
+                self._arrive(Delivery(name, None, [SourceGone(self._now(), reason)]))
         finally:
-            close = getattr(iterator, "aclose", None)
-            if close is not None:
-                await close()
+            if isinstance(iterator, AsyncGenerator):
+                await iterator.aclose()
 
     def _arrive(self, delivery: Delivery) -> None:
         arrival = self._now()
@@ -176,7 +173,7 @@ class Bus:
         self._release()
 
     def _offset(self, delivery: Delivery, arrival: int) -> int:
-        """ns to add to a source's stamps so that they can be put in order among ours."""
+        """Return the ns to add to a source's stamps so that they can be put in order among ours."""
         header = self._headers.get(delivery.source)
         if header is None or header.boot_id == clock.boot_id() or not delivery.events:
             return self._offsets.get(delivery.source, 0)
@@ -184,9 +181,8 @@ class Bus:
         known = self._offsets.get(delivery.source, delay)
         # Nothing is under way for an hour: of two that are so far apart one is of a stray stamp,
         # which comes once.
-        offset = self._offsets[delivery.source] = (
-            delay if abs(delay - known) > LEAP else min(delay, known)
-        )
+        offset = delay if abs(delay - known) > LEAP else min(delay, known)
+        self._offsets[delivery.source] = offset
         return offset
 
     # --- out --------------------------------------------------------------------------------------
@@ -205,9 +201,7 @@ class Bus:
         horizon = self._now() - self._window
         ready = len(pending)
         if not everything:
-            ready = next(
-                (index for index, entry in enumerate(pending) if entry[0] > horizon), len(pending)
-            )
+            ready = bisect.bisect_right(pending, horizon, key=lambda entry: entry[0])
         for source, entries in itertools.groupby(pending[:ready], key=lambda entry: entry[2]):
             self._hand_out(Delivery(source, None, [entry[3] for entry in entries]))
         del pending[:ready]
@@ -216,8 +210,8 @@ class Bus:
             self._timer = asyncio.get_running_loop().call_later(delay, self._release)
 
     def _nobody_else(self) -> bool:
-        """Whether no source can still say something that belongs before what is pending: none
-        speaks, or one alone."""
+        """Return True when no source can still send an event that belongs before what is pending:
+        none is alive, or the one alone whose events these are."""
         if len(self._speaking) == 1:
             return self._speaking.issuperset(entry[2] for entry in self._pending)
         return not self._speaking
@@ -229,19 +223,19 @@ class Bus:
             if delivery.source in self._headers:
                 believed.meet(self._headers[delivery.source])
             for event in delivery.events:
-                believed.take(event)
-            self._retained.setdefault(delivery.source, Retained()).observe(
+                believed.observe(event)
+            self._retained.setdefault(delivery.source, AttachState()).observe(
                 delivery.events, believed.now
             )
             if type(last) is SourceGone:
                 del self._retained[delivery.source], self._believed[delivery.source]
         for subscription in self._subscriptions:
-            subscription.put(delivery)
+            subscription.append(delivery)
 
 
 @dataclass(slots=True)
 class _Loss:
-    """What one subscriber missed of one source."""
+    """The loss of one subscriber, of one source."""
 
     t: int = 0
     missing: int = 0
@@ -251,13 +245,13 @@ class _Loss:
 
 
 class Subscription(AsyncIterator[Delivery]):
-    """What one reader gets. Deliveries that do not fit are dropped, oldest first, and told as a
-    `Gap` before the next one of that source; headers, the ends of sources and earlier gaps are
-    never lost."""
+    """The bounded queue of one reader. Deliveries that do not fit are dropped, oldest first, and
+    become a `Gap` before the next one of that source; headers, the ends of sources and earlier gaps
+    are never lost."""
 
     def __init__(self, bus: Bus, room: int) -> None:
         self.lost = 0
-        """Events that this reader was too slow for."""
+        """Events dropped because this reader was too slow."""
         self._bus = bus
         self._room = room
         self._queue: deque[Delivery] = deque()
@@ -266,7 +260,7 @@ class Subscription(AsyncIterator[Delivery]):
         self._ready = asyncio.Event()
         self._ended = False
 
-    def put(self, delivery: Delivery) -> None:
+    def append(self, delivery: Delivery) -> None:
         """Queue a delivery; never waits."""
         self._queue.append(delivery)
         self._held += len(delivery.events)
@@ -275,7 +269,7 @@ class Subscription(AsyncIterator[Delivery]):
         self._ready.set()
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """End the iteration after what is queued."""
         self._ended = True
         self._ready.set()
 
@@ -322,13 +316,12 @@ class Subscription(AsyncIterator[Delivery]):
 
 
 def _after(loss: _Loss, delivery: Delivery) -> Delivery:
-    """`delivery` with what was lost before it told first."""
-    told: list[Event] = []
+    """Return `delivery` with the loss before it at its start."""
+    events: list[Event] = []
     if loss.missing:
-        told.append(Gap(loss.t, loss.missing, "this view fell behind"))
+        events.append(Gap(loss.t, loss.missing, "this view fell behind"))
     if loss.gone is not None:
-        told.append(loss.gone)
+        events.append(loss.gone)
+    events += delivery.events
     header = delivery.header or loss.header
-    return Delivery(
-        delivery.source, header, told + delivery.events, delivery.unknown + loss.unknown
-    )
+    return Delivery(delivery.source, header, events, delivery.unknown + loss.unknown)

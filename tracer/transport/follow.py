@@ -1,4 +1,4 @@
-"""Following a bus without a screen: what `show`, `--headless` and `doctor` see."""
+"""Following a bus without a screen: for `show`, `--headless` and `doctor`."""
 
 from __future__ import annotations
 
@@ -18,26 +18,19 @@ async def follow(bus: Bus, state: TraceState) -> None:
         carrying = asyncio.create_task(bus.run())
         try:
             async for delivery in deliveries:
-                if delivery.header is not None:
-                    state.add_source(delivery.header)
-                state.unknown += delivery.unknown
-                for event in delivery.events:
-                    state.apply(delivery.source, event)
+                state.feed(delivery)
         finally:
             carrying.cancel()
             await asyncio.gather(carrying, return_exceptions=True)
 
 
 async def watch_for(
-    sources: Iterable[AsyncIterable[Delivery]], seconds: float, state: TraceState | None = None
-) -> TraceState:
-    """The state after following `sources` for so many seconds: what they told at once, and a little
-    of what they do. `state` is one to begin with."""
+    sources: Iterable[AsyncIterable[Delivery]], seconds: float | None, state: TraceState
+) -> None:
+    """Fold what `sources` send into `state` for so many seconds, None for ever."""
     bus = Bus()
     for source in sources:
         bus.add(source)
-    state = TraceState() if state is None else state
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await follow(bus, state)
-    return state

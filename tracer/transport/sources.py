@@ -1,7 +1,7 @@
 """Where events come from: traced processes on this host, as asynchronous iterators of deliveries.
 
-A source never raises for what a peer does: losses are `Gap` events in place, and the end is a
-`SourceGone` that says in words what happened. `DirectorySource` follows every traced process of a
+A source never raises because of a peer: losses are `Gap` events in place, and the end is a
+`SourceGone` with the reason in words. `DirectorySource` follows every traced process of a
 directory; `discover` lists them.
 """
 
@@ -13,12 +13,13 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from engine_hooks.protocol import clock
+from engine_hooks.protocol.block_file import why
 from engine_hooks.protocol.events import Header, SourceGone
 from engine_hooks.protocol.frames import FrameError, FrameReader, Hello, decode
 from engine_hooks.protocol.sockets import (
@@ -34,7 +35,7 @@ from engine_hooks.protocol.sockets import (
     scan,
     search_directories,
 )
-from engine_hooks.protocol.stream_decoder import MAX_HELLO, Delivery, Intake
+from engine_hooks.protocol.stream_decoder import MAX_HELLO, Delivery, StreamDecoder
 
 __all__ = ["Delivery", "DirectorySource", "Found", "LiveSource", "discover"]
 
@@ -45,7 +46,7 @@ AHEAD: Final = 64
 """Deliveries that a directory's sources may be ahead of their reader; beyond it they wait, and the
 engine drops."""
 
-_KNOCK: Final = 0.25
+_RETRY: Final = 0.25
 """Seconds between tries at a process that is busy or stopped."""
 
 _DYING: Final = 1.0
@@ -58,19 +59,17 @@ class LiveSource:
     def __init__(self, path: Path, *, now: Callable[[], int] = clock.now) -> None:
         self.path = path
         self.dead = False
-        """Whether the process was over before we came."""
+        """True when the process was over before we came."""
         self._now = now
-        self._intake = Intake(path.stem, now)
+        self._decoder = StreamDecoder(path.stem, now)
 
     @property
     def header(self) -> Header | None:
-        """Who speaks, once it said so."""
-        return self._intake.header
+        return self._decoder.header
 
     @property
     def missing(self) -> int:
-        """Events lost so far."""
-        return self._intake.missing
+        return self._decoder.missing
 
     def __aiter__(self) -> AsyncGenerator[Delivery, None]:
         return self._deliveries()
@@ -95,11 +94,11 @@ class LiveSource:
                 except OSError:
                     reason = "connection lost"
                     break
-                delivery = self._intake.feed(data)
+                delivery = self._decoder.feed(data)
                 if delivery is not None:
                     yield delivery
-                if self._intake.fault:
-                    reason = f"{_process(pid)}: {self._intake.fault}"
+                if self._decoder.fault:
+                    reason = f"{_process(pid)}: {self._decoder.fault}"
                 elif not data:
                     reason = await self._farewell(pid)
         yield self._gone(reason)
@@ -108,20 +107,17 @@ class LiveSource:
         while True:
             try:
                 return connect(self.path)
-            except BlockingIOError:  # its queue is full: it is stopped, or many knock
-                await asyncio.sleep(_KNOCK)
+            except BlockingIOError:  # its queue is full: it is stopped, or many connect at once
+                pass
             except OSError as error:
                 if error.errno not in OUT_OF_DESCRIPTORS:
-                    raise
-                await asyncio.sleep(_KNOCK)  # we have no room for it, which says nothing about it
+                    raise  # else we have no room for it, which says nothing about it
+            await asyncio.sleep(_RETRY)
 
     async def _farewell(self, pid: int) -> str:
-        """Why the stream ended: the process is over, or it only stopped talking."""
-        cut = (
-            f"; {self._intake.pending:,} bytes of its last frame are cut"
-            if self._intake.pending
-            else ""
-        )
+        """Return why the stream ended: the process is over, or has only closed the connection."""
+        pending = self._decoder.pending
+        cut = f"; {pending:,} bytes of its last frame are cut" if pending else ""
         patience = time.monotonic() + _DYING
         while alive(pid):
             if time.monotonic() > patience:
@@ -130,25 +126,20 @@ class LiveSource:
         return f"{_process(pid)} ended{cut}"
 
     def _gone(self, reason: str) -> Delivery:
-        return Delivery(self._intake.source, None, [SourceGone(self._now(), reason)])
+        return Delivery(self._decoder.source, None, [SourceGone(self._now(), reason)])
 
 
 class DirectorySource:
     """Every traced process whose socket is in a directory, or appears there while one iterates.
 
-    `pids` limits it to some processes. New sockets are looked for every `poll_s` seconds. The
-    iteration never ends by itself. Raises SocketError when the directory is there and not to be
-    trusted.
+    `poll_s` seconds lie between two looks for new sockets. The iteration never ends by itself.
+    Raises SocketError when the directory is there and not to be trusted.
     """
 
-    def __init__(
-        self, directory: Path, *, pids: set[int] | None = None, poll_s: float = 0.2
-    ) -> None:
+    def __init__(self, directory: Path, *, poll_s: float = 0.2) -> None:
         self._directory = directory
-        self._pids = pids
         self._poll_s = poll_s
-        if directory.exists():
-            private_directory(directory, create=False)
+        is_there(directory)
 
     def __aiter__(self) -> AsyncGenerator[Delivery, None]:
         return self._deliveries()
@@ -171,11 +162,8 @@ class DirectorySource:
         async with asyncio.TaskGroup() as readers:
             while True:
                 found = {path: file for path in self._paths() if (file := _file(path)) is not None}
-                # Not those that were not found: without a descriptor to spare a directory looks
-                # empty.
-                followed = {
-                    path: file for path, file in followed.items() if _file(path) is not None
-                }
+                # asked one by one: without a descriptor to spare a directory looks empty
+                followed = {path: file for path, file in followed.items() if _file(path)}
                 for path, file in found.items():
                     if followed.get(path) != file:
                         followed[path] = file
@@ -184,12 +172,9 @@ class DirectorySource:
 
     def _paths(self) -> list[Path]:
         try:
-            paths = scan(private_directory(self._directory, create=False))
-        except SocketError:  # not there yet, or no longer to be trusted
+            return scan(self._directory) if is_there(self._directory) else []
+        except SocketError:  # no longer to be trusted
             return []
-        return (
-            paths if self._pids is None else [path for path in paths if pid_of(path) in self._pids]
-        )
 
     async def _follow(self, path: Path, queue: asyncio.Queue[Delivery], names: set[str]) -> None:
         name = ""
@@ -197,14 +182,12 @@ class DirectorySource:
         try:
             async with contextlib.aclosing(aiter(source)) as deliveries:
                 async for delivery in deliveries:
-                    if source.dead:  # it died before anyone heard of it: nobody waits for it
+                    if source.dead:  # it died before any viewer saw it
                         remove_dead(path)
                         return
                     if not name and delivery.source in names:
-                        reason = "claims the name of another source: not following it"
-                        await queue.put(
-                            Delivery(path.stem, None, [SourceGone(clock.now(), reason)])
-                        )
+                        gone = SourceGone(clock.now(), "has the name of another source: ignored")
+                        await queue.put(Delivery(path.stem, None, [gone]))
                         return
                     name = name or delivery.source
                     names.add(name)
@@ -215,8 +198,8 @@ class DirectorySource:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A traced process that lives. `problem` says why it has no header: it does not answer, or is
-    not ours."""
+    """A traced process that is alive. `problem` says why there is no header: it does not answer, or
+    is not ours."""
 
     path: Path
     pid: int
@@ -224,70 +207,106 @@ class Found:
     problem: str = ""
 
 
-def discover(directory: Path | None = None, *, timeout: float = 1.0) -> list[Found]:
-    """Traced processes of this user that live now, in `directory` or wherever they usually are.
+def is_there(directory: Path) -> bool:
+    """Return True for a socket directory that can be used, False for one that does not exist yet.
 
-    Connects to each for as long as it takes to say who it is, at most `timeout` seconds over all,
-    and removes the sockets of dead ones. Raises SocketError for a `directory` that is not to be
-    trusted; one that is missing is empty.
+    Raises SocketError for one that is not to be trusted.
+    """
+    try:
+        if not directory.exists():
+            return False
+    except OSError as error:  # a folder above it is closed to us
+        raise SocketError(f"no socket directory {directory}: {why(error)}") from None
+    private_directory(directory, create=False)
+    return True
+
+
+def refusals() -> list[str]:
+    """Return why directories in which traced processes may be are not to be trusted."""
+    reasons = []
+    for directory in search_directories():
+        try:
+            is_there(directory)
+        except SocketError as error:
+            reasons.append(str(error))
+    return reasons
+
+
+def discover(directory: Path | None = None, *, timeout: float = 1.0) -> list[Found]:
+    """Return the traced processes of this user that are alive, in `directory` or wherever they
+    usually are.
+
+    Connects to each until its header has come, at most `timeout` seconds over all, and removes the
+    sockets of dead ones. Raises SocketError for a `directory` that is not to be trusted; one that
+    is missing is empty.
     """
     found: list[Found] = []
     asked: dict[socket.socket, tuple[Path, FrameReader]] = {}
+    for path in _sockets(directory):
+        try:
+            asked[connect(path)] = path, FrameReader()
+        except ConnectionRefusedError:
+            remove_dead(path)
+        except BlockingIOError:
+            found.append(Found(path, pid_of(path), problem="does not answer"))
+        except FileNotFoundError:  # it has just gone
+            continue
+        except OSError as error:
+            found.append(Found(path, pid_of(path), problem=_sentence(error, path)))
+    found += _headers(asked, timeout)
+    return sorted(found, key=lambda each: (each.pid, each.path))
+
+
+def _sockets(directory: Path | None) -> Iterator[Path]:
+    """Yield the sockets of a directory, or of all usual ones that can be trusted."""
+    for place in [directory] if directory is not None else search_directories():
+        try:
+            if not is_there(place):
+                continue
+        except SocketError:
+            if directory is not None:
+                raise
+            continue
+        remove_unfinished(place)
+        yield from scan(place)
+
+
+def _headers(
+    asked: dict[socket.socket, tuple[Path, FrameReader]], timeout: float
+) -> Iterator[Found]:
+    """Wait for the headers of these processes, close the connections, and yield what came."""
+    deadline = time.monotonic() + timeout
     with selectors.DefaultSelector() as selector:
-        for place in [directory] if directory is not None else search_directories():
-            if not place.exists():
-                continue
-            try:
-                private_directory(place, create=False)
-            except SocketError:
-                if directory is not None:
-                    raise
-                continue
-            remove_unfinished(place)
-            for path in scan(place):
-                try:
-                    connection = connect(path)
-                except ConnectionRefusedError:
-                    remove_dead(path)
-                except BlockingIOError:
-                    found.append(Found(path, pid_of(path), problem="does not answer"))
-                except OSError as error:
-                    if not isinstance(error, FileNotFoundError):
-                        found.append(Found(path, pid_of(path), problem=_sentence(error, path)))
-                else:
-                    asked[connection] = path, FrameReader()
-                    selector.register(connection, selectors.EVENT_READ)
-        deadline = time.monotonic() + timeout
+        for connection in asked:
+            selector.register(connection, selectors.EVENT_READ)
         while asked and (left := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(left):
                 connection = key.fileobj  # type: ignore[assignment]
-                path, reader = asked[connection]
-                answer = _answer(connection, path, reader)
+                answer = _answer(connection, *asked[connection])
                 if answer is not None:
-                    found.append(answer)
+                    yield answer
                     selector.unregister(connection)
                     del asked[connection]
                     connection.close()
     for connection, (path, _) in asked.items():
-        found.append(Found(path, pid_of(path), problem="does not answer"))
+        yield Found(path, pid_of(path), problem="does not answer")
         connection.close()
-    return sorted(found, key=lambda one: (one.pid, one.path))
 
 
 def _answer(connection: socket.socket, path: Path, reader: FrameReader) -> Found | None:
-    """What the process said about itself; None while it has not finished."""
+    """Return what the process sent about itself; None while that is not complete."""
     pid = peer(connection).pid or pid_of(path)
     try:
         data = connection.recv(4096)
         for payload in reader.feed(data):
             frame, _ = decode(payload)
             if not isinstance(frame, Hello):
-                raise FrameError("did not introduce itself: not a traced process")
+                raise FrameError("sent no header: not a traced process")
             return Found(path, pid, frame.header)
         if not data:
-            return Found(path, pid, problem="hung up")
+            return Found(path, pid, problem="closed the connection")
         if reader.pending > MAX_HELLO:
-            raise FrameError("talks too much: not a traced process")
+            raise FrameError("sent too long a header: not a traced process")
     except BlockingIOError:
         return None
     except OSError as error:
@@ -314,4 +333,4 @@ def _sentence(error: OSError, path: Path) -> str:
         return str(error)
     if isinstance(error, FileNotFoundError):
         return f"no socket {path}"
-    return f"cannot connect to {path}: {(error.strerror or str(error)).lower()}"
+    return f"cannot connect to {path}: {why(error)}"

@@ -1,5 +1,4 @@
-"""What runs with the hooks on and can be joined: traced processes, grouped by what belongs
-together.
+"""Targets: traced processes that can be joined, grouped by what belongs together.
 
 A serving engine is often several processes: those of one `tracer run`, and those of which one is
 the parent of another, are one target. A target is named by its run, or by the pid of its first
@@ -8,7 +7,8 @@ process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -17,19 +17,22 @@ from engine_hooks.protocol import clock
 from engine_hooks.protocol.clock import NS_PER_S
 from engine_hooks.protocol.errors import UserError
 from engine_hooks.protocol.events import Header
+from engine_hooks.protocol.sockets import search_directories
 from tracer.format.text import clean
+from tracer.state.trace_state import TraceState
 from tracer.state.view import EngineView
 from tracer.transport.follow import watch_for
-from tracer.transport.run_folders import RUN_PREFIX, run_folders
-from tracer.transport.sources import DirectorySource, Found, LiveSource, discover
+from tracer.transport.sources import DirectorySource, Found, LiveSource, discover, refusals
 
 if TYPE_CHECKING:
     from tracer.transport.ssh.remote import RemoteTarget
 
-LOOK_S: Final = 0.4
-"""Seconds of following that tell what an engine is: a process sends its snapshot at once."""
-LOOK_AWAY_S: Final = 2.5
-"""Likewise of one on another host: clocks are matched first."""
+RUN_PREFIX: Final = "run-"
+"""Start of the names of runs' folders below the socket directory."""
+WATCH_S: Final = 0.4
+"""Seconds of following that show what an engine is: a process sends its snapshot at once."""
+WATCH_REMOTE_S: Final = 2.5
+"""Seconds for one on another host: clocks are matched first."""
 
 
 class TargetError(UserError):
@@ -38,25 +41,34 @@ class TargetError(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Processes that belong together. `folder` is theirs alone when they are of one run: what joins
-    later is found there."""
+    """Processes that belong together. `folder` is theirs alone when they are of one run: a process
+    that joins later is found there."""
 
     name: str
     processes: tuple[Found, ...]
     folder: Path | None = None
 
     def sources(self) -> list[DirectorySource | LiveSource]:
-        """Where its events come from."""
         if self.folder is not None:
             return [DirectorySource(self.folder)]
         return [LiveSource(found.path) for found in self.processes]
 
 
-def find_target(wanted: str) -> Target | RemoteTarget:
-    """What `wanted` names: see `choose`, or ``ssh://HOST`` for the processes of another host, which
-    are connected to.
+def run_folders(environment: Mapping[str, str] = os.environ) -> list[Path]:
+    """Return the socket folders of runs of this user that exist now."""
+    return [
+        folder
+        for place in search_directories(environment)
+        for folder in sorted(place.glob(f"{RUN_PREFIX}*"))
+        if folder.is_dir()
+    ]
 
-    Raises TargetError and LinkError.
+
+def find_target(wanted: str) -> Target | RemoteTarget:
+    """Return the target that `wanted` names: see `choose`, or ``ssh://HOST`` for the processes of
+    another host, which is connected to.
+
+    Raises TargetError and RelayError.
     """
     from tracer.transport.ssh.remote import RemoteTarget, is_remote
 
@@ -64,23 +76,30 @@ def find_target(wanted: str) -> Target | RemoteTarget:
 
 
 def find_targets() -> list[Target]:
-    """What can be joined now, oldest pid first. Takes up to a second for processes that do not
-    answer."""
-    found = [(one, None) for one in discover()]
+    """Return what can be joined now, oldest pid first. Takes up to a second for processes that do
+    not answer."""
+    found: list[tuple[Found, Path | None]] = [(each, None) for each in discover()]
     for folder in run_folders():
-        found += [(one, folder) for one in discover(folder)]  # type: ignore[misc]
+        found += [(each, folder) for each in discover(folder)]
     return group(found)
 
 
+def nothing_runs() -> str:
+    """Return why there is no target: a socket directory that is not to be trusted, or none."""
+    reasons = [clean(reason) for reason in refusals()]
+    hint = "nothing runs with the hooks on; start an engine with: tracer run -- CMD …"
+    return "; ".join(reasons) or hint
+
+
 def group(found: Sequence[tuple[Found, Path | None]]) -> list[Target]:
-    """Put together what belongs together."""
-    there = {_within(one): one for one, _ in found}
+    """Return the targets that these processes form; each may have a run's folder."""
+    by_pid = {_within(each): each for each, _ in found}
     groups: dict[Path, list[Found]] = {}
     names: dict[Path, str] = {}
-    for one, folder in found:
-        eldest = _eldest(one, there)
-        key = folder if folder is not None else eldest.path
-        groups.setdefault(key, []).append(one)
+    for each, folder in found:
+        eldest = _eldest(each, by_pid)
+        key = folder or eldest.path
+        groups.setdefault(key, []).append(each)
         names[key] = folder.name.removeprefix(RUN_PREFIX) if folder is not None else str(eldest.pid)
     given = list(names.values())
     folders = {folder for _, folder in found}
@@ -92,105 +111,93 @@ def group(found: Sequence[tuple[Found, Path | None]]) -> list[Target]:
 
 
 def _within(found: Found) -> tuple[str, int]:
-    """Host and pid as the process itself sees them. In a container they are its own: several may
-    have the same pid, and what we see from outside (`Found.pid`) is another number."""
+    """Return host and pid as the process itself sees them. In a container they are its own: several
+    may have the same pid, and the pid seen from outside (`Found.pid`) is another number."""
     return ("", found.pid) if found.header is None else (found.header.host, found.header.pid)
 
 
-def _eldest(found: Found, there: dict[tuple[str, int], Found]) -> Found:
-    """The traced process above it that has no traced parent. A circle (a lie) ends at its start."""
-    seen = {found.path}
-    while (header := found.header) is not None and (
-        parent := there.get((header.host, header.parent))
-    ) is not None:
-        if parent.path in seen:
-            break
-        seen.add(parent.path)
+def _eldest(found: Found, by_pid: dict[tuple[str, int], Found]) -> Found:
+    """Return the traced process above `found` that has no traced parent. A circle (a lie) ends at
+    its start."""
+    seen: set[Path] = set()
+    parent: Found | None = found
+    while parent is not None and parent.path not in seen:
         found = parent
+        seen.add(found.path)
+        header = found.header
+        parent = None if header is None else by_pid.get((header.host, header.parent))
     return found
 
 
 def choose(targets: Sequence[Target], wanted: str) -> Target:
-    """The target called `wanted`: a name or its beginning, a pid (of `tracer run` too, which ends
-    the name of what it runs), a socket, or a part of a process's title.
+    """Return the target called `wanted`: a name or its beginning, a pid (of `tracer run` too, which
+    ends the name of what it runs), a socket, or a part of a process's title.
 
     Raises TargetError when there is none or more than one.
     """
-    exact = [target for target in targets if wanted in (target.name, *map(_pid, target.processes))
-             or (wanted.isdecimal() and target.name.endswith("-" + wanted))]  # fmt: skip
-    sockets = [
-        target
-        for target in targets
-        if any(_is_path(wanted, found.path) for found in target.processes)
-    ]
-    loose = [target for target in targets if target.name.startswith(wanted) or any(
-        wanted.lower() in _title(found).lower() for found in target.processes)]  # fmt: skip
-    for matches in (exact, sockets, loose):
+    for is_match in (_is_called, _has_socket, _is_like):
+        matches = [target for target in targets if is_match(target, wanted)]
         if len(matches) == 1:
             return matches[0]
-        if len(matches) > 1:
+        if matches:
             names = ", ".join(clean(target.name) for target in matches)
             raise TargetError(f"{clean(wanted)} may be any of {names}: name one")
     path = Path(wanted)
     if path.is_socket():
         return Target(path.stem, (Found(path, 0),))
     running = ", ".join(clean(target.name) for target in targets) or "nothing"
-    raise TargetError(f"nothing called {clean(wanted)} runs with the hooks on; running: {running}")
+    reasons = [] if targets else [clean(reason) for reason in refusals()]
+    reason = "; ".join(reasons) or f"running: {running}"
+    raise TargetError(f"nothing called {clean(wanted)} runs with the hooks on; {reason}")
 
 
-def _pid(found: Found) -> str:
-    return str(found.pid)
+def _is_called(target: Target, wanted: str) -> bool:
+    names = {target.name, *(str(found.pid) for found in target.processes)}
+    return wanted in names or (wanted.isdecimal() and target.name.endswith(f"-{wanted}"))
 
 
-def _title(found: Found) -> str:
-    return found.header.title if found.header is not None else ""
+def _has_socket(target: Target, wanted: str) -> bool:
+    path = Path(wanted).absolute()
+    return any(
+        wanted in (found.path.name, found.path.stem) or found.path == path
+        for found in target.processes
+    )
 
 
-def _is_path(wanted: str, path: Path) -> bool:
-    return wanted in (path.name, path.stem) or Path(wanted).absolute() == path
+def _is_like(target: Target, wanted: str) -> bool:
+    headers = [found.header for found in target.processes if found.header is not None]
+    titles = [header.title.lower() for header in headers]
+    return target.name.startswith(wanted) or any(wanted.lower() in title for title in titles)
 
 
 async def table(targets: Sequence[Target]) -> list[str]:
-    """The targets for a reader: a heading, then a line a process."""
-    paths = [
-        found.path for target in targets for found in target.processes if found.header is not None
-    ]
-    state = await watch_for([LiveSource(path) for path in paths], LOOK_S) if paths else None
-    engines = (
-        {engine.source: engine for engine in state.snapshot(limit=0).engines}
-        if state is not None
-        else {}
-    )
+    """Return the targets as lines: a heading, then one per process."""
+    processes = [(target.name, found) for target in targets for found in target.processes]
+    sources = [LiveSource(found.path) for _, found in processes if found.header is not None]
+    state = TraceState()
+    if sources:
+        await watch_for(sources, WATCH_S, state)
+    engines = {engine.source: engine for engine in state.snapshot(limit=0).engines}
     rows = [("NAME", "PID", "ROLE", "ENGINE", "MODEL", "SINCE")]
-    rows += [
-        (target.name, str(one.pid), *_row(one, engines))
-        for target in targets
-        for one in target.processes
-    ]
-    widths = [max(len(clean(row[column])) for row in rows) for column in range(5)]
-    return [
-        "  ".join(
-            [
-                *(clean(cell).ljust(width) for cell, width in zip(row, widths, strict=False)),
-                clean(row[5]),
-            ]
-        )
-        for row in rows
-    ]
+    rows += [(name, str(found.pid), *_row(found, engines)) for name, found in processes]
+    cleaned = [[clean(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cleaned, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cleaned]
 
 
 def _row(found: Found, engines: dict[str, EngineView]) -> tuple[str, str, str, str]:
+    """Return role, engine, model and age of a process; the problem in place of the age."""
     header = found.header
     if header is None:
-        return "?", "", "", found.problem
+        return "–", "–", "–", found.problem
     engine = engines.get(header.source)
     name = f"{engine.name} {engine.version}".strip() if engine is not None else ""
     model = engine.model.rstrip("/").rpartition("/")[2] if engine is not None else ""
-    return header.role, name or header.title, model, _since(header)
+    return header.role, name or header.title, model or "–", _since(header)
 
 
 def _since(header: Header) -> str:
-    """How long it has run, by the clock that all processes of this host share."""
+    """Return the age of a process, by the clock that all processes of this host share."""
     seconds = max(0, clock.now() - header.anchor.monotonic) // NS_PER_S
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:

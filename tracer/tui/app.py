@@ -8,7 +8,6 @@ never waited for; a screen on which nothing can have changed is not drawn at all
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
 import gc
 import math
@@ -17,7 +16,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -29,11 +28,11 @@ from textual.driver import Driver
 from textual.screen import Screen
 
 from engine_hooks.protocol.clock import NS_PER_S
-from tracer.format.text import cell_width
+from tracer.format import figures
 from tracer.state.metrics.slo import Slo
 from tracer.state.view import RequestView, Snapshot
 from tracer.tui.feed import EngineLog, Evidence, Feed, Tape, Traffic
-from tracer.tui.frozen_view import Lens
+from tracer.tui.frozen_view import FrozenView
 from tracer.tui.naming import place_of
 from tracer.tui.screens.banner import Notice, alerted, notices_of
 from tracer.tui.screens.base import FrameScreen
@@ -41,7 +40,7 @@ from tracer.tui.screens.context_strip import RECORDING
 from tracer.tui.screens.footer import Footer
 from tracer.tui.screens.live.screen import LiveScreen
 from tracer.tui.screens.tabs import DIAGNOSIS_TAB, TABS, Tab
-from tracer.tui.toolkit import compositor, figures
+from tracer.tui.toolkit import compositor
 from tracer.tui.toolkit.canvas import label
 from tracer.tui.toolkit.line_input import LineInput
 from tracer.tui.toolkit.picture import write_picture
@@ -54,36 +53,38 @@ from tracer.tui.toolkit.theme import (
     choose_palette,
     textual_theme,
 )
+from tracer.tui.toolkit.words import CELLS
 from tracer.tui.watch import LiveWatch, Watch
 
 if TYPE_CHECKING:
     from tracer.analysis.beside.beside import Beside
     from tracer.monitor.alerts import News
-    from tracer.monitor.outlets import Outlets
-    from tracer.tui.screens.budget.desk import Desk
+    from tracer.monitor.monitor import Monitor
+    from tracer.tui.screens.budget.model import BudgetModel
 
 FRAMES_PER_SECOND = 10
 IDLE_EVERY = 20
-"""With no live request and no new event, every so many frames are drawn: a heartbeat may still
+"""With no live request and no new event, each so many frames one is drawn: a heartbeat may still
 change a gauge."""
 TYPED_AHEAD: Final = 64
 """Keys that may come in one piece with one that opens a line."""
 NEWS_FOR = 80
 """Frames for which a note is news."""
 NAMES = ("Live", "Request", "Numbers", "Diagnosis", "Budget", "Compare", "Journey")
-"""Which screen a number leads to, as far as it exists here."""
+"""Screens by their number, from 1."""
 REQUEST_TAB = 2
-"""The number of the Request screen, which is not one screen but one for each request."""
+"""The number of the Request screen, of which there is one for each request."""
 WINDOWS = (10.0, 60.0, 600.0, math.inf)
-"""Seconds over which the figures can be taken."""
+"""Seconds over which the figures can be computed."""
+TRAFFIC_ACTIONS = ("faster", "slower", "burst", "stop_traffic", "ask")
 
 
 class TracerApp(App[int]):
-    """The terminal interface over a feed. `log` and `traffic` add their keys where they are given.
+    """The terminal interface over a feed. `log`, `traffic` and `tape` add their keys.
 
     `mode` names what is shown (``live``, ``replay``, ``demo``); `title` stands in the first line
-    until an engine has said what it is. `look` sets colours and glyphs, which else fit what the
-    terminal says it can show.
+    until an engine has said what it is. `look` sets colours and glyphs, by default those that the
+    terminal can show.
     """
 
     TITLE = "tracer"
@@ -98,28 +99,26 @@ class TracerApp(App[int]):
         Binding("q", "quit", "quit", show=False),
         Binding("ctrl+c", "quit", "quit", show=False, priority=True),
         Binding("question_mark", "help", "help", show=False),
-        Binding("space", "pause", "pause what is shown; ingest goes on", show=False),
-        Binding("w", "window", "the next window for the figures", show=False),
+        Binding("space", "pause", "freeze the display (events are still recorded)", show=False),
+        Binding("w", "window", "change the time window", show=False),
         *(Binding(str(n), f"tab({n})", name, show=False) for n, name in enumerate(NAMES, 1)),
         Binding("ctrl+s", "screenshot", "screenshot as SVG", show=False),
-        Binding("ctrl+z", "suspend_process", "stop, until the shell's fg", show=False),
-        Binding("ctrl+l", "repaint", "draw everything again", show=False),
+        Binding("ctrl+z", "suspend_process", "suspend", show=False),
+        Binding("ctrl+l", "repaint", "redraw the screen", show=False),
         Binding("plus,equals_sign", "faster", "more requests a second", show=False),
         Binding("minus", "slower", "fewer requests a second", show=False),
         Binding("b", "burst", "a burst of requests", show=False),
         Binding("z", "stop_traffic", "stop or resume arrivals", show=False),
         Binding("t", "ask", "type a prompt and watch it", show=False),
-        Binding("r", "record", "start or end a recording", show=False),
-        Binding("R", "flight", "write the flight recorder's minutes", show=False),
+        Binding("r", "record", "start or stop a recording", show=False),
+        Binding("R", "flight", "save the flight recorder's minutes", show=False),
     ]
 
     def get_driver_class(self) -> type[Driver]:
-        """Textual's choice, made to outlive its terminal."""
+        """Return Textual's choice, made to outlive its terminal."""
         return patient(super().get_driver_class())
 
     TABS: ClassVar[tuple[Tab, ...]] = TABS
-    """Screens that are reached by their number; each is made with a look, once, when it is first
-    wanted."""
 
     def __init__(
         self,
@@ -136,23 +135,22 @@ class TracerApp(App[int]):
         self._no_color = bool(os.environ.get("NO_COLOR"))
         super().__init__()
         self.feed = feed
-        self.lens = Lens(feed)
+        self.frozen = FrozenView(feed)
         self.engine_log = log
         self.traffic = traffic
         self.tape = tape
-        self.outlets: Outlets | None = None
-        """Alerts that are watched, and what the machine says of itself."""
+        self.monitor: Monitor | None = None
+        """Alerts, and the load of this machine."""
         self.diagnosis: Watch = LiveWatch(feed)
-        """What is found wrong."""
         self.evidence: Evidence | None = None
         self.mode = mode
         self.heading = title
         self.slo = Slo()
-        """What latencies are to stay within, by the user."""
+        """Latency targets, set by the user."""
         self._note = ""
         self._note_age = 0
         self.trouble = ""
-        """What is wrong with the viewer itself, for the banner."""
+        """A failure of the viewer itself, for the banner."""
         self.skipped = 0
         """Frames not drawn because the terminal had not taken the ones before."""
         self.patched = compositor.patch()
@@ -162,7 +160,10 @@ class TracerApp(App[int]):
             look = Look(palette, choose_glyphs())
         self.look = look
         if self.look.glyphs is ASCII:
-            _replace_unencodable()
+            # Textual's own widgets know no ASCII.
+            stream: Any = sys.__stderr__
+            with contextlib.suppress(AttributeError, ValueError, OSError):
+                stream.reconfigure(errors=CELLS)
         for known in PALETTES.values():
             self.register_theme(textual_theme(known))
         self.theme = look.palette.name
@@ -176,24 +177,27 @@ class TracerApp(App[int]):
 
     @cached_property
     def beside(self) -> Beside:
-        """Expected values, from what is known without measuring anything."""
+        """Expected values, from facts known without measuring anything."""
         from tracer.analysis.beside.beside import Beside
 
         return Beside()
 
     @cached_property
-    def desk(self) -> Desk:
-        """What the Budget and Journey screens reckon."""
-        from tracer.tui.screens.budget.desk import Desk
+    def budget_model(self) -> BudgetModel:
+        """The setting of the Budget and Journey screens."""
+        from tracer.tui.screens.budget.model import BudgetModel
 
-        return Desk()
+        return BudgetModel()
 
     # --- life
 
     async def on_event(self, event: events.Event) -> None:
-        """What was typed behind a key that opened a line, before the line was there, belongs into
-        it: over a slow connection keys come in one piece. Such keys went to the screen, and come up
-        to here before they do anything."""
+        """Give keys typed behind one that opens a line to that line.
+
+        Over a slow connection keys come in one piece: Textual sends those that are there before the
+        line to the screen, where the rest of ``/quiet`` would quit. They come by here before they
+        do anything.
+        """
         if isinstance(event, events.Key):
             line = self.line
             if not event.is_forwarded:
@@ -207,12 +211,11 @@ class TracerApp(App[int]):
 
     @property
     def line(self) -> LineInput | None:
-        """The line that is there to type in."""
+        """The line that is open for typing."""
         line = getattr(self.screen, "line", None) if self.screen_stack else None
         return line if isinstance(line, LineInput) and line.shown else None
 
     def on_mount(self) -> None:
-        """Show the Live screen at once, then start the feed."""
         self.push_screen(self.live)
         self.set_interval(1 / FRAMES_PER_SECOND, self.tick, name="frames")
         self.run_worker(self._run_feed(), name="feed", exit_on_error=False)
@@ -224,8 +227,8 @@ class TracerApp(App[int]):
 
     @staticmethod
     def _settle_memory() -> None:
-        """Keep the garbage collector off what lives as long as the program: p95 of a frame from 63
-        to 7 ms."""
+        """Keep the garbage collector off objects that live as long as the program: measured, p95 of
+        a frame from 63 to 7 ms."""
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 50, 100)
@@ -246,15 +249,11 @@ class TracerApp(App[int]):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGHUP):
             with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):
-                loop.add_signal_handler(number, self._leave_for, number)
-
-    def _leave_for(self, number: int) -> None:
-        """Leave because of a signal, with the status that shells give it."""
-        self.exit(return_code=128 + number)
+                loop.add_signal_handler(number, partial(self.exit, return_code=128 + number))
 
     @property
     def note(self) -> str:
-        """A word about the state of things, at the right end of the key line."""
+        """A short message at the right end of the key line."""
         return self._note
 
     @note.setter
@@ -264,7 +263,7 @@ class TracerApp(App[int]):
 
     @property
     def note_is_news(self) -> bool:
-        """Whether the note goes before keys that have no room beside it."""
+        """True while the note displaces keys that have no room beside it."""
         return bool(self._note) and self._note_age < NEWS_FOR
 
     # --- frames
@@ -274,7 +273,8 @@ class TracerApp(App[int]):
         self._note_age += 1
         fresh = self.diagnosis.news()
         if fresh is not None:
-            self.note = f"{DIAGNOSIS_TAB} found: {place_of(fresh)}, {fresh.rule}"
+            stage = "" if fresh.stage is None else "stage "
+            self.note = f"new finding: {stage}{place_of(fresh)} (press {DIAGNOSIS_TAB})"
         if not self.screen_stack:  # on the way out
             return
         screen = self.screen
@@ -282,18 +282,18 @@ class TracerApp(App[int]):
             return
         state = self.feed.state
         logged = len(self.engine_log.lines) if self.engine_log else 0
-        news = None if self.lens.paused else (state.now, state.unknown, state.set_aside())
+        news = None if self.frozen.paused else (state.now, state.unknown, state.set_aside())
         seen = (
             news,
             self.feed.status,
-            self.lens.paused,
+            self.frozen.paused,
             screen,
             logged,
             self.note,
             self.note_is_news,
             self.diagnosis.version,
         )
-        if seen == self._seen and (self.lens.paused or not state.requests.live):
+        if seen == self._seen and (self.frozen.paused or not state.requests.live):
             self._idle += 1
             if self._idle % IDLE_EVERY:
                 return
@@ -303,95 +303,83 @@ class TracerApp(App[int]):
         screen.draw()
 
     def _writable(self) -> bool:
-        """Whether the terminal has taken what was written; leaves when there is no terminal any
+        """Return True if the terminal has taken all writes; exit if there is no terminal any
         more."""
         writer = getattr(self._driver, "_writer_thread", None)
         if writer is None:
             return True
-        queue = getattr(writer, "_queue", None)
         if not writer.is_alive():
-            # The terminal is gone. Nobody empties the queue any more: nothing may wait for room in
-            # it on the way out.
-            if queue is not None:
-                queue.maxsize = 0
+            # The terminal is gone and nobody empties the queue: nothing may wait for room in it on
+            # the way out.
+            writer._queue.maxsize = 0
             self.exit(return_code=128 + signal.SIGHUP)
             return False
-        if queue is not None and queue.qsize() > 0:
+        if writer._queue.qsize() > 0:
             self.skipped += 1
             return False
         return True
 
     def new_footer(self, look: Look) -> Footer | None:
-        """What stands at the foot of a new screen, if anything."""
+        """Return what a new screen shows above its keys, if anything."""
         return None
 
     def status_of(self, snapshot: Snapshot) -> tuple[str, Style]:
-        """The word at the right end of the first line, and its style."""
-        status, style = self._stream_status(snapshot)
+        """Return the word at the right end of the first line, and its style."""
+        look, status = self.look, self.feed.status
+        style = look.good if "LIVE" in status else look.warn
+        if self.frozen.paused:
+            status, style = f"{look.glyphs.pause} PAUSED", look.warn
+        elif any(engine.status == "dead" for engine in snapshot.engines):
+            status, style = f"{look.glyphs.bullet} DEAD", look.bad
         if self.tape is not None and self.tape.active:
-            status = f"{self.look.glyphs.bullet}{RECORDING}  {status}"
+            status = f"{look.glyphs.bullet}{RECORDING}  {status}"
         return status, style
 
-    def _stream_status(self, snapshot: Snapshot) -> tuple[str, Style]:
-        look = self.look
-        if self.lens.paused:
-            return f"{look.glyphs.pause} PAUSED", look.warn
-        status = self.feed.status
-        if look.glyphs is ASCII:
-            status = status.replace("●", "*").replace("…", "...")
-        if any(engine.status == "dead" for engine in snapshot.engines):
-            return f"{look.glyphs.bullet} DEAD", look.bad
-        return status, look.good if "LIVE" in status else look.warn
-
     def notices(self, snapshot: Snapshot) -> tuple[Notice, ...]:
-        """What the banner has to say."""
+        """Return the lines of the banner."""
         own = (Notice(self.trouble, True),) if self.trouble else ()
-        return own + (
-            notices_of(snapshot)
-            if self.outlets is None
-            else alerted(self.outlets, notices_of(snapshot))
-        )
+        found = notices_of(snapshot)
+        return own + (found if self.monitor is None else alerted(self.monitor, found))
 
-    def tell(self, news: News) -> None:
-        """An alert fired or was resolved: in the event log, and for a moment over the screen."""
+    def report_alert(self, news: News) -> None:
+        """Report that an alert fired or was resolved: in the event log, and over the screen."""
         if self.engine_log is not None:
-            self.engine_log.add(f"tracer: {self._time(news.t)} alert: {news.text}")
-        self.say(f"alert: {news.text}", grave=news.fired and news.severity == "critical")
-
-    def _time(self, t: int) -> str:
-        """Trace time of an instant."""
-        return figures.instant(t - self.feed.state.began)
+            at = figures.instant(news.t - self.feed.state.began)
+            self.engine_log.add(f"tracer: {at} alert: {news.text}")
+        self.report(f"alert: {news.text}", grave=news.fired and news.severity == "critical")
 
     @property
     def at_rest(self) -> bool:
-        """Whether all that was drawn has reached the terminal."""
+        """True once all that was drawn has reached the terminal."""
         return self._driver.at_rest if isinstance(self._driver, TerminalDriver) else True
 
     # --- what all screens can do
 
-    def say(self, text: str, *, grave: bool = False) -> None:
-        """A passing message. Never markup: the text may come from anywhere."""
+    def report(self, text: str, *, grave: bool = False) -> None:
+        """Show a passing message. Never markup: the text may come from anywhere."""
         self.notify(label(text), severity="error" if grave else "information", markup=False)
 
     async def seek_to(self, t: int) -> bool:
-        """Show the instant `t` (ns), where what is shown is not the present; whether it is."""
+        """Show the instant `t` (ns); return False where only the present can be shown."""
         return False
 
     def open_request(self, view: RequestView) -> None:
-        """Show one request closely."""
         from tracer.tui.screens.request.screen import RequestScreen
 
         self.push_screen(RequestScreen(self.look, view.id))
 
     def keep(self, number: int, screen: FrameScreen) -> None:
-        """Let a number lead to a screen, which stays as it is left. Textual unmounts for good a
-        screen that is popped and not installed: pushed again, it would never paint."""
+        """Let a number lead to a screen, which stays as it is left.
+
+        Textual unmounts for good a screen that is popped and not installed: pushed again, it would
+        never paint.
+        """
         self._tabs[number] = screen
         self.install_screen(screen, screen.NAME)
 
     def action_tab(self, number: int) -> None:
-        """The screen of a number, with nothing over it. The Live screen lies under all others; 2 is
-        the request that its list has chosen, or the newest."""
+        """Show the screen of a number, with nothing over it. The Live screen lies under all others;
+        2 is the request that its list has chosen, or the newest."""
         if number == REQUEST_TAB:
             self.action_tab(1)
             self.live.action_open()
@@ -402,34 +390,24 @@ class TracerApp(App[int]):
         if number not in self._tabs:
             self.keep(number, tab.kind()(self.look))
         wanted = self._tabs[number]
-        while (
-            len(self.screen_stack) > 1
-            and self.screen is not self.live
-            and self.screen is not wanted
-        ):
+        while len(self.screen_stack) > 1 and self.screen not in (self.live, wanted):
             self.pop_screen()
         if self.screen is not wanted:
             self.push_screen(wanted)
 
     def action_help(self) -> None:
-        """Keys, stages and glyphs explained."""
         from tracer.tui.screens.help import HelpScreen
 
         if not isinstance(self.screen, HelpScreen):
             self.push_screen(HelpScreen(self.look, self.screen))
 
     def action_pause(self) -> None:
-        """Freeze what is shown, or go on."""
-        if self.lens.paused:
-            self.lens.resume()
-        else:
-            self.lens.pause()
+        self.frozen.toggle()
         self._redraw()
 
     def action_window(self) -> None:
-        """Take the figures over the next window."""
-        index = WINDOWS.index(self.lens.window_s) if self.lens.window_s in WINDOWS else 0
-        self.lens.window_s = WINDOWS[(index + 1) % len(WINDOWS)]
+        index = WINDOWS.index(self.frozen.window_s) if self.frozen.window_s in WINDOWS else 0
+        self.frozen.window_s = WINDOWS[(index + 1) % len(WINDOWS)]
         self._redraw()
 
     def action_repaint(self) -> None:
@@ -443,18 +421,16 @@ class TracerApp(App[int]):
             self.screen.redraw()
 
     def action_screenshot(self, filename: str | None = None, path: str | None = None) -> None:
-        """Save what is seen as an SVG and say where."""
         name = filename or f"tracer-{self.feed.now() // NS_PER_S}.svg"
         target = write_picture(
             self.export_screenshot(title="tracer"), name, Path(path) if path else None
         )
         if target is None:
-            self.say("no folder to write a screenshot to", grave=True)
+            self.report("no folder to write a screenshot to", grave=True)
         else:
-            self.say(f"screenshot: {target}")
+            self.report(f"screenshot: {target}")
 
     def use_palette(self, name: str) -> None:
-        """Take on one of the palettes."""
         self.look = Look(PALETTES[name], self.look.glyphs)
         self.theme = name
         for screen in {*self._tabs.values(), *self.screen_stack}:
@@ -464,63 +440,53 @@ class TracerApp(App[int]):
     # --- a demonstration's traffic
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Traffic keys exist only where there is traffic, numbers only for screens that exist."""
+        """Return False for keys of what is not there: a screen, traffic, a recorder."""
         if action == "tab":
-            return bool(parameters) and parameters[0] in (
-                REQUEST_TAB,
-                *(tab.number for tab in self.TABS),
-            )
-        if action in ("faster", "slower", "burst", "stop_traffic", "ask"):
+            return parameters[0] in (REQUEST_TAB, *(tab.number for tab in self.TABS))
+        if action in TRAFFIC_ACTIONS:
             return self.traffic is not None
         if action in ("record", "flight"):
             return self.tape is not None and (action == "record" or self.tape.flying)
         return super().check_action(action, parameters)
 
-    def _say_rate(self) -> None:
+    def _change_traffic(self, change: str) -> None:
+        """Call a method of the traffic, and show the rate that follows."""
         if self.traffic is not None:
-            self.note = f"{self.traffic.rate:.1f} req/s asked for"
+            getattr(self.traffic, change)()
+            self.note = (
+                "arrivals stopped (z resumes)"
+                if self.traffic.paused
+                else f"target {self.traffic.rate:.1f} req/s"
+            )
             self._redraw()
 
     def action_faster(self) -> None:
-        """More arrivals."""
-        if self.traffic is not None:
-            self.traffic.faster()
-            self._say_rate()
+        self._change_traffic("faster")
 
     def action_slower(self) -> None:
-        """Fewer arrivals."""
-        if self.traffic is not None:
-            self.traffic.slower()
-            self._say_rate()
+        self._change_traffic("slower")
+
+    def action_stop_traffic(self) -> None:
+        self._change_traffic("pause")
 
     def action_burst(self) -> None:
-        """A handful at once."""
         if self.traffic is not None:
             self.traffic.burst()
 
-    def action_stop_traffic(self) -> None:
-        """No arrivals, or arrivals again."""
-        if self.traffic is not None:
-            self.traffic.pause()
-            self._say_rate()
-
     def action_ask(self) -> None:
-        """Type a prompt."""
         if self.traffic is not None and isinstance(self.screen, LiveScreen):
             self.screen.ask()
 
     def send(self, prompt: str) -> None:
         """Send a prompt of the user and open its request as soon as it is seen."""
         if self.traffic is not None:
-            self.run_worker(self._send(prompt), name="ask", exit_on_error=False)
+            self.run_worker(self._send(prompt, self.traffic), name="ask", exit_on_error=False)
 
-    async def _send(self, prompt: str) -> None:
-        if self.traffic is None:
-            return
+    async def _send(self, prompt: str, traffic: Traffic) -> None:
         try:
-            request_id = await self.traffic.ask(prompt)
+            request_id = await traffic.ask(prompt)
         except Exception as error:
-            self.say(f"the prompt was not sent: {error}", grave=True)
+            self.report(f"the prompt was not sent: {error}", grave=True)
             return
         for _ in range(100):
             detail = self.feed.state.detail(request_id, now=self.feed.now())
@@ -530,23 +496,19 @@ class TracerApp(App[int]):
                     self.open_request(detail.view)
                 return
             await asyncio.sleep(0.05)
-        self.say("the prompt was sent, but its request has not been seen yet")
+        self.report("the prompt was sent, but its request has not been seen yet")
 
     # --- recording
 
     def action_record(self) -> None:
-        """Start or end a recording of what is shown."""
         if self.tape is not None:
-            self.run_worker(
-                self._record(self.tape), name="record", group="record", exit_on_error=False
-            )
+            self.run_worker(self._record(self.tape), group="record", exit_on_error=False)
 
     async def _record(self, tape: Tape) -> None:
         self.note = await tape.toggle()
         self._redraw()
 
     def action_flight(self) -> None:
-        """Write the flight recorder's minutes."""
         if self.tape is not None:
             self.note = self.tape.write_flight()
             self._redraw()
@@ -554,60 +516,43 @@ class TracerApp(App[int]):
     # --- command palette
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        """What the palette offers: what the keys do, and what has no key."""
+        """Return what the keys do, and what has no key."""
         for tab in self.TABS:
             yield SystemCommand(
-                tab.name, f"The {tab.name} screen", lambda n=tab.number: self.action_tab(n)
+                tab.name, f"The {tab.name} screen", partial(self.action_tab, tab.number)
             )
-        yield SystemCommand("Help", "Keys, stages and glyphs", self.action_help)
-        yield SystemCommand(
-            "Pause", "Freeze what is shown; events are still taken in", self.action_pause
-        )
-        yield SystemCommand("Screenshot", "Save the screen as an SVG file", self.action_screenshot)
-        yield SystemCommand("Window", "Take the figures over the next window", self.action_window)
         for name, palette in PALETTES.items():
             if palette.depth == 24 or palette.name == self.look.palette.name:
                 yield SystemCommand(
                     f"Colours: {name.removeprefix('tracer-')}",
                     "Change the palette",
-                    lambda n=name: self.use_palette(n),
+                    partial(self.use_palette, name),
                 )
+        commands = [
+            ("Help", "Keys, stages and glyphs", self.action_help),
+            ("Pause", "Freeze the display; events are still recorded", self.action_pause),
+            ("Screenshot", "Save the screen as an SVG file", self.action_screenshot),
+            ("Window", "Change the time window of the figures", self.action_window),
+        ]
         if isinstance(screen, LiveScreen):
-            yield SystemCommand("Filter", "Show only requests that match", screen.action_filter)
-            yield SystemCommand("Follow", "Keep the newest request in sight", screen.action_follow)
-            yield SystemCommand("Live only", "Leave out finished requests", screen.action_live_only)
-            yield SystemCommand("Sort", "Order by the next column", screen.action_sort)
-            yield SystemCommand("Panels", "Show or hide the panels", screen.action_panels)
+            commands += [
+                ("Filter", "Show only requests that match", screen.action_filter),
+                ("Follow", "Keep the newest request in sight", screen.action_follow),
+                ("Live only", "Hide finished requests", screen.action_live_only),
+                ("Sort", "Sort by the next column", screen.action_sort),
+                ("Panels", "Show or hide the panels", screen.action_panels),
+            ]
             if self.engine_log is not None:
-                yield SystemCommand(
-                    "Engine log", "Show or hide what the engine writes", screen.action_log
-                )
+                commands.append(("Engine log", "Show or hide the engine's log", screen.action_log))
         if self.tape is not None:
-            yield SystemCommand(
-                "Record", "Start or end a recording of what is shown", self.action_record
-            )
+            commands.append(("Record", "Start or stop a recording", self.action_record))
             if self.tape.flying:
-                yield SystemCommand(
-                    "Flight recording", "Write the last minutes to a file", self.action_flight
+                commands.append(
+                    ("Flight recording", "Save the last minutes to a file", self.action_flight)
                 )
         if self.traffic is not None:
-            yield SystemCommand("Burst", "Send a handful of requests at once", self.action_burst)
-            yield SystemCommand(
-                "Arrivals", "Stop or resume the demonstration's traffic", self.action_stop_traffic
-            )
-        yield SystemCommand("Quit", "Leave", self.exit)
-
-
-def _replace_unencodable() -> None:
-    """Let a terminal of another encoding show question marks for what it cannot: as many as the
-    glyph takes cells."""
-
-    def cells(error: UnicodeError) -> tuple[str, int]:
-        if not isinstance(error, UnicodeEncodeError):
-            raise error
-        return "?" * cell_width(error.object[error.start : error.end]), error.end
-
-    codecs.register_error("tracer-cells", cells)
-    stream: Any = sys.__stderr__
-    with contextlib.suppress(AttributeError, ValueError, OSError):
-        stream.reconfigure(errors="tracer-cells")
+            commands.append(("Burst", "Send a burst of requests", self.action_burst))
+            commands.append(("Arrivals", "Stop or resume arrivals", self.action_stop_traffic))
+        commands.append(("Quit", "Leave", self.exit))
+        for title, text, callback in commands:
+            yield SystemCommand(title, text, callback)

@@ -1,9 +1,8 @@
 """The screens in a browser, through textual-serve.
 
-What is shown holds prompts and outputs, and a page that any user of the host, or any page in the
-same browser, could open would give them away. So there is a secret in the address that is printed
-once, kept as a cookie after the first visit; and a request is refused that comes for another host's
-name or, for the socket, from another page.
+A page shows prompts and outputs, and any user of the host, or any page in the same browser, could
+open it. So the address, printed once, holds a secret, kept as a cookie after the first visit; and
+requests for another host's name or, for the socket, from another page are refused.
 """
 
 from __future__ import annotations
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
     from aiohttp.web import Application, Request, StreamResponse
 
 COOKIE: Final = "tracer"
+LOOPBACK: Final = ("127.0.0.1", "::1")
+ANY_ADDRESS: Final = ("0.0.0.0", "::")
 
 
 class WebError(UserError):
@@ -29,11 +30,11 @@ class WebError(UserError):
 
 
 def serve(command: str, host: str, port: int, title: str, secret: str) -> None:
-    """Serve `command`, one process for each page, until Ctrl-C; says the address, with its secret,
-    on stderr.
+    """Serve `command`, one process for each page, until Ctrl-C; print the address on stderr.
 
-    `port` 0 takes any that is free. Raises WebError without textual-serve, OSError for an address
-    that cannot be had.
+    `port` 0 takes any that is free.
+
+    Raises: WebError without textual-serve, OSError for an address that cannot be had.
     """
     try:
         from aiohttp import web as http
@@ -42,39 +43,24 @@ def serve(command: str, host: str, port: int, title: str, secret: str) -> None:
         raise WebError(
             f"the web page needs textual-serve: {install_command('web')} ({error.name})"
         ) from None
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # what else is in the way is said before anything starts
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))
-        port = probe.getsockname()[1]
-    names = (
-        {host, f"[{host}]"} if host not in ("127.0.0.1", "::1") else {host, "localhost", "[::1]"}
-    )
-    allowed = frozenset(f"{name}:{port}" for name in names)
+    port = _free_port(host, port)
+    allowed = _names(host, port)
 
     @http.middleware
     async def guard(
         request: Request, handler: Callable[[Request], Awaitable[StreamResponse]]
     ) -> StreamResponse:
-        anywhere = host in ("0.0.0.0", "::")
-        if not anywhere and request.headers.get("Host", "") not in allowed:
-            raise http.HTTPForbidden(text="this is not the address that `tracer web` printed")
-        origin = request.headers.get("Origin")
-        if request.path == "/ws" and origin != f"http://{request.headers.get('Host', '')}":
-            raise http.HTTPForbidden(text="not from another page")
-        if hmac.compare_digest(request.query.get("secret", "").encode(), secret.encode()):
+        reason = _refusal(request, secret, allowed)
+        if reason:
+            raise http.HTTPForbidden(text=reason)
+        if _has_secret(request.query, "secret", secret):
             answer = http.HTTPFound("/")
             answer.set_cookie(COOKIE, secret, httponly=True, samesite="Strict")
             raise answer
-        if not hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), secret.encode()):
-            raise http.HTTPForbidden(
-                text="open the whole address that `tracer web` printed, with its secret"
-            )
         return await handler(request)
 
     class Guarded(Server):  # type: ignore[misc]
-        """textual-serve with a guard before it, and without its logo."""
+        """textual-serve behind a guard, and without its logo."""
 
         async def _make_app(self) -> Application:
             app: Application = await super()._make_app()
@@ -82,30 +68,64 @@ def serve(command: str, host: str, port: int, title: str, secret: str) -> None:
             return app
 
         async def on_startup(self, app: Application) -> None:
-            """No logo. The address is said once it answers."""
+            """Print no logo."""
 
         async def handle_index(self, request: Request) -> Any:
-            # The page asks for its parts where it was opened, whatever name or tunnel led to it.
+            # The page loads its parts from where it was opened, by any name or tunnel.
             self.public_url = f"http://{request.headers.get('Host', '')}"
             return await super().handle_index(request)
 
-    def say(*_: object) -> None:
-        shown = f"[{host}]" if ":" in host else host
-        print(f"tracer: open http://{shown}:{port}/?secret={secret}", file=sys.stderr, flush=True)
-        if host not in ("127.0.0.1", "::1", "localhost"):
-            print(
-                "tracer: this is plain HTTP: whoever can listen on the network sees prompts and "
-                "outputs; "
-                f"safer: ssh -L {port}:127.0.0.1:{port} HOST",
-                file=sys.stderr,
-                flush=True,
-            )
-
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    # Run by aiohttp itself: it calls `print` when the port listens, textual-serve speaks before.
+    # aiohttp calls `print` when the port listens; textual-serve prints earlier.
     http.run_app(
         Guarded(command, host=host, port=port, title=title)._make_app(),
         host=host,
         port=port,
-        print=say,
+        print=lambda *_: _print_address(host, port, secret),
     )
+
+
+def _free_port(host: str, port: int) -> int:
+    """Return the port, or a free one for 0. Raises: OSError, before anything starts."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
+        return int(probe.getsockname()[1])
+
+
+def _names(host: str, port: int) -> frozenset[str]:
+    """Return the values of the Host header that name this server; empty for any."""
+    if host in ANY_ADDRESS:
+        return frozenset()
+    names = {host, "localhost", "[::1]"} if host in LOOPBACK else {host, f"[{host}]"}
+    return frozenset(f"{name}:{port}" for name in names)
+
+
+def _refusal(request: Request, secret: str, allowed: frozenset[str]) -> str:
+    """Return why a request is refused, or nothing."""
+    host = request.headers.get("Host", "")
+    if allowed and host not in allowed:
+        return "this is not the address that `tracer web` printed"
+    if request.path == "/ws" and request.headers.get("Origin") != f"http://{host}":
+        return "not from another page"
+    known = _has_secret(request.query, "secret", secret)
+    if not known and not _has_secret(request.cookies, COOKIE, secret):
+        return "open the whole address that `tracer web` printed, with its secret"
+    return ""
+
+
+def _has_secret(values: Any, name: str, secret: str) -> bool:
+    return hmac.compare_digest(values.get(name, "").encode(), secret.encode())
+
+
+def _print_address(host: str, port: int, secret: str) -> None:
+    shown = f"[{host}]" if ":" in host else host
+    print(f"tracer: open http://{shown}:{port}/?secret={secret}", file=sys.stderr, flush=True)
+    if host not in (*LOOPBACK, "localhost"):
+        print(
+            "tracer: this is plain HTTP: anyone who can listen on the network sees prompts and "
+            f"outputs; safer: ssh -L {port}:127.0.0.1:{port} HOST",
+            file=sys.stderr,
+            flush=True,
+        )

@@ -1,5 +1,4 @@
-"""What an app is fed with: the seams at which a live engine, a replayed file or a demonstration is
-put in.
+"""The sources of an app: a live engine, a replayed file or a demonstration.
 
 An app knows these protocols only, so that the same screens show any of them and tests inject their
 own clock.
@@ -29,8 +28,8 @@ class Feed(Protocol):
     status: str
 
     def now(self) -> int:
-        """The trace's clock in monotonic ns: the present for a live engine, the playhead for a
-        replay."""
+        """Return the trace's clock in monotonic ns: the present for a live engine, the playhead for
+        a replay."""
 
     async def run(self) -> None:
         """Pull events into the state until the stream ends. The app runs it as a worker and cancels
@@ -44,16 +43,17 @@ class EngineLog(Protocol):
 
     @property
     def lines(self) -> Sequence[str]:
-        """The latest of them, oldest first."""
+        """The latest lines, oldest first."""
 
     def add(self, line: str) -> None:
         """Append a line of our own."""
 
 
 class Traffic(Protocol):
-    """The load of a demonstration. `rate`: requests per second."""
+    """The load of a demonstration. `rate`: requests per second, unless `paused`."""
 
     rate: float
+    paused: bool
 
     def faster(self) -> None:
         """Raise the arrival rate."""
@@ -72,59 +72,59 @@ class Traffic(Protocol):
 
 
 class Tape(Protocol):
-    """What can record what is shown. Each action gives what came of it, in one sentence."""
+    """Records what is shown. Each action returns its outcome in one sentence."""
 
     @property
     def active(self) -> bool:
-        """Whether a file is being written."""
+        """True while a file is written."""
 
     @property
     def flying(self) -> bool:
-        """Whether a flight recorder runs beside."""
+        """True while a flight recorder runs."""
 
     async def toggle(self) -> str:
-        """Start a recording, or end it."""
+        """Start or stop a recording."""
 
     def write_flight(self) -> str:
-        """Have the flight recorder write what it holds."""
+        """Save what the flight recorder holds."""
 
 
 class Evidence(Protocol):
-    """What can write down why something was found."""
+    """Keeps the events behind findings."""
 
     async def run(self) -> None:
-        """Keep what may be asked for. The app runs it as a worker and cancels it on exit."""
+        """Keep recent events. The app runs this as a worker and cancels it on exit."""
 
     async def write(self, rule: str, start: int, end: int | None) -> str:
-        """Write a small recording around a finding of `rule` that began at `start` and ended at
-        `end` (ns; None: it goes on); what came of it, in one sentence."""
+        """Write a small recording around a finding of `rule` from `start` to `end` (ns; None: now);
+        return the outcome in one sentence."""
 
 
 LAG = 150 * NS_PER_MS
-"""A publisher's drain and the bus's window for putting sources in order."""
+"""A publisher's drain and the bus's window for ordering sources."""
 CHUNK = 2_000
 """Events applied before the screen gets a turn: some 10 ms. The snapshot that a late viewer gets
 can be far longer."""
 
 
 class Deliveries(Protocol):
-    """What a reader of a bus gets, until every source has ended."""
+    """A reader's deliveries, until every source has ended."""
 
     def __aiter__(self) -> AsyncIterator[Delivery]: ...
 
     async def aclose(self) -> None:
-        """Get no more."""
+        """Unsubscribe."""
 
 
 class Bus(Protocol):
-    """Carries what engines emit; `tracer.transport.bus` has the one in use."""
+    """Carries the events of engines; see `tracer.transport.bus`."""
 
     def subscribe(self) -> Deliveries:
-        """Everything from now on."""
+        """Return all deliveries from now on."""
 
 
 class LiveFeed:
-    """Feeds a state from a bus: engines of this host, as they run now."""
+    """Feeds a state from a bus: live engines."""
 
     def __init__(self, bus: Bus, state: TraceState | None = None) -> None:
         self.bus = bus
@@ -132,34 +132,28 @@ class LiveFeed:
         self.status = "connecting…"
 
     def now(self) -> int:
-        """The host's monotonic clock, which is that of its engines, less what an event takes to get
-        here: a bar that ran ahead of the events would have to be taken back at its end."""
+        """Return the trace's clock in monotonic ns: the present for a live engine, the playhead for
+        a replay."""
         return max(self.state.now, clock.now() - LAG)
 
     async def run(self) -> None:
-        """Take deliveries until every source has ended."""
         subscription = self.bus.subscribe()
         gone: set[str] = set()
         present: set[str] = set()
         try:
             async for delivery in subscription:
-                self.take(delivery)
+                if delivery.header is not None:
+                    self.state.add_source(delivery.header)
+                self.state.unknown += delivery.unknown
                 present.add(delivery.source)
                 gone.discard(delivery.source)
                 if delivery.events and isinstance(delivery.events[-1], SourceGone):
                     gone.add(delivery.source)
                 self.status = "ended" if present and gone == present else "● LIVE"
-                for begin in range(0, len(delivery.events), CHUNK):
-                    for event in delivery.events[begin : begin + CHUNK]:
-                        self.state.apply(delivery.source, event)
-                    if begin + CHUNK < len(delivery.events):
+                for number, event in enumerate(delivery.events):
+                    if number and number % CHUNK == 0:
                         await asyncio.sleep(0)
+                    self.state.apply(delivery.source, event)
         finally:
             await subscription.aclose()
         self.status = "ended"
-
-    def take(self, delivery: Delivery) -> None:
-        """Make the source known and count what could not be understood."""
-        if delivery.header is not None:
-            self.state.add_source(delivery.header)
-        self.state.unknown += delivery.unknown

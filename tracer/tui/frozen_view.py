@@ -1,6 +1,6 @@
-"""What the screens see of the state: the present, or one instant at which it was frozen.
+"""The state as the screens see it: the present, or one instant at which it was frozen.
 
-Pausing freezes what is shown while the state goes on taking events in. A frozen lens keeps one
+Pausing freezes what is shown while the state goes on receiving events. A frozen view keeps one
 snapshot of all requests and answers every query from it, so that a paused screen can still be
 scrolled, sorted and searched.
 """
@@ -19,37 +19,30 @@ ALL = 1_000_000
 """More requests than a state keeps."""
 
 
-class Lens:
-    """Answers the screens' questions about the state, now or as it was when it was frozen."""
+class FrozenView:
+    """Answers the screens' queries of the state, now or at the instant at which it was frozen."""
 
-    def __init__(self, feed: Feed, window_s: float = 60.0) -> None:
+    def __init__(self, feed: Feed) -> None:
         self.feed = feed
-        self.window_s = window_s
+        self.window_s = 60.0
         self._frozen: Snapshot | None = None
         self._details: dict[str, RequestDetail | None] = {}
         self._numbers: dict[tuple[Ask, float], Numbers | None] = {}
 
     @property
     def paused(self) -> bool:
-        """Whether what is shown stands still."""
         return self._frozen is not None
 
-    def pause(self) -> None:
-        """Freeze what is shown."""
-        if self._frozen is None:
-            self._details.clear()
-            self._numbers.clear()
-            self._frozen = self._take(Query(limit=ALL))
-
-    def resume(self) -> None:
-        """Show the present again."""
-        self._frozen = None
+    def toggle(self) -> None:
+        """Freeze what is shown, or show the present again."""
         self._details.clear()
+        self._numbers.clear()
+        self._frozen = None if self.paused else self._snapshot(Query(limit=ALL))
 
     def snapshot(self, query: Query) -> Snapshot:
-        """The requests of a query, with everything else that a screen shows."""
+        """Return the requests of a query, with everything else that a screen shows."""
         if self._frozen is None:
-            return self._take(query)
+            return self._snapshot(query)
         chosen = select(self._frozen.requests, query)
         return replace(
             self._frozen,
@@ -58,8 +51,8 @@ class Lens:
         )
 
     def numbers(self, ask: Ask) -> Snapshot:
-        """Every figure that is asked for, with the rest of a snapshot but no request; of a paused
-        one what was known when it was first asked for."""
+        """Return a snapshot with the figures of `ask` and without requests; while paused, the
+        figures are those of the first query."""
         frozen = self._frozen
         if frozen is None:
             return self.feed.state.snapshot(
@@ -74,14 +67,14 @@ class Lens:
         return replace(frozen, requests=(), numbers=self._numbers[key])
 
     def detail(self, request_id: str) -> RequestDetail | None:
-        """All about one request; of a paused one what was known when it was first asked for."""
+        """Return all about one request; while paused, as of the first query."""
         if self._frozen is None:
             return self.feed.state.detail(request_id, now=self.feed.now())
         if request_id not in self._details:
             self._details[request_id] = self.feed.state.detail(request_id, now=self._frozen.now)
         return self._details[request_id]
 
-    def _take(self, query: Query) -> Snapshot:
+    def _snapshot(self, query: Query) -> Snapshot:
         return self.feed.state.snapshot(
             now=self.feed.now(),
             window_s=self.window_s,
@@ -95,20 +88,19 @@ class Lens:
 
 
 def select(requests: Sequence[RequestView], query: Query) -> list[RequestView]:
-    """What `TraceState.snapshot` would choose out of these, which are in order of arrival, newest
-    first."""
+    """Return what `TraceState.snapshot` would choose of these; they come newest first."""
     text = query.text.lower()
     chosen = [
-        view for view in requests
+        view
+        for view in requests
         if (not query.live_only or view.closed is None) and (not text or text in _searched(view))
-    ]  # fmt: skip
+    ]
     if query.sort == "received":
         return chosen if query.reverse else chosen[::-1]
     known = [(value, view) for view in chosen if (value := _value(view, query.sort)) is not None]
     known.sort(key=lambda pair: pair[0], reverse=query.reverse)
-    return [view for _, view in known] + [
-        view for view in chosen if _value(view, query.sort) is None
-    ]
+    unknown = [view for view in chosen if _value(view, query.sort) is None]
+    return [view for _, view in known] + unknown
 
 
 def _searched(view: RequestView) -> str:
@@ -118,7 +110,6 @@ def _searched(view: RequestView) -> str:
 
 
 def _value(view: RequestView, sort: str) -> float | None:
-    """The figure that an order goes by."""
     values: dict[str, float | None] = {
         "e2e": view.e2e_ms,
         "ttft": view.ttft_ms,

@@ -1,5 +1,4 @@
-"""Which requests the list shows and which of them is selected: a cursor over an order that keeps
-changing.
+"""The requests that the list shows, and the selected one, over an order that keeps changing.
 
 Positions are counted from the newest request (or the first of another order), so that a list that
 follows the newest needs no arithmetic, and the selection is a request, not a position: when the
@@ -15,19 +14,15 @@ from typing import Final
 from tracer.state.view import RequestView
 
 Key = tuple[str, int]
-
 SORTS: Final = ("received", "e2e", "ttft", "itl", "queue", "prompt", "output", "phase")
 """Orders of the list. The first one shows the newest request last; the others the largest first."""
-
-
 JUMP: Final = 4
 """A list that follows scrolls by this part of its height."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What to ask the state for: `offset` requests of that order are left out, `limit` given at
-    most."""
+    """A query of the state: without the first `offset` requests of the order, `limit` at most."""
 
     sort: str = "received"
     reverse: bool = True
@@ -60,8 +55,8 @@ class Listing:
         self._wanted: int | None = None
         """Row to select once the state has answered a scroll."""
         self._settled = False
-        """Whether `rows` are what the present offset and order show, so that a drift against them
-        means news."""
+        """True while `rows` show the present offset and order, so that a drift against them means
+        news."""
 
     @property
     def height(self) -> int:
@@ -70,38 +65,35 @@ class Listing:
 
     @height.setter
     def height(self, rows: int) -> None:
-        rows = max(1, rows)
-        if rows != self._height:
-            self._height = rows
+        if max(1, rows) != self._height:
+            self._height = max(1, rows)
             self._settled = False
             self.offset = max(0, self.offset)
 
     @property
     def by_arrival(self) -> bool:
-        """Whether rows stand in order of arrival."""
         return self.sort == SORTS[0]
 
     @property
     def newest_last(self) -> bool:
-        """Whether the newest request stands at the bottom, where a list that follows is
+        """True if the newest request stands at the bottom, where a list that follows is
         anchored."""
         return self.by_arrival and not self.flipped
 
     @property
     def query(self) -> Query:
-        """What to ask the state for now."""
+        """The query for the rows in sight."""
         limit = max(1, self.height + min(0, self.offset))
         return Query(
             self.sort, not self.flipped, self.text, self.live_only, limit, max(0, self.offset)
         )
 
-    def take(self, requests: Sequence[RequestView], total: int, arrived: int | None = None) -> bool:
-        """Accept the state's answer to `query`; True when it has to be asked again because the
-        order moved.
-
-        `arrived`: how many requests there ever were, which goes on rising when old ones are
-        forgotten.
-        """
+    def apply(
+        self, requests: Sequence[RequestView], total: int, arrived: int | None = None
+    ) -> bool:
+        """Accept the state's answer to `query`; return True if the order moved and a new query is
+        needed. `arrived`: requests ever received, which goes on rising when old ones are
+        forgotten."""
         self.total = total
         most = max(0, total - self.height)
         if self.following and self.offset:
@@ -128,22 +120,19 @@ class Listing:
         if self._wanted is not None and rows:
             self.select(max(0, min(len(rows) - 1, self._wanted)))
         self._wanted = None
-        if self.selected is not None:
-            self.cursor = next(
-                (i for i, view in enumerate(rows) if view.key == self.selected), self.cursor
-            )
-            found = next((view for view in rows if view.key == self.selected), None)
-            self._known = (found.key, found.id) if found is not None else self._known
+        for row, view in enumerate(rows):
+            if view.key == self.selected:
+                self.cursor, self._known = row, (view.key, view.id)
         return False
 
     def _page_start(self, count: int) -> int:
-        """Number of the first row in sight while the list follows: it moves on by part of a
-        screenful, so that rows stand still in between."""
+        """Return the first row in sight while the list follows: it moves on by part of a screenful,
+        so that rows stand still in between."""
         jump = max(1, self.height // JUMP)
         return max(0, -(-(count - self.height) // jump) * jump)
 
     def _drift(self, rows: Sequence[RequestView]) -> int:
-        """By how many rows the requests that were in sight have moved down."""
+        """Return by how many rows the requests in sight have moved down."""
         places = {view.key: index for index, view in enumerate(rows)}
         known = [
             (abs(index - self.cursor), index, view.key) for index, view in enumerate(self.rows)
@@ -163,8 +152,7 @@ class Listing:
 
     @property
     def chosen_id(self) -> str | None:
-        """Id of the selected request, also when it has gone out of sight; None without a
-        selection."""
+        """Id of the selected request, in sight or not; None without a selection."""
         return (
             self._known[1] if self._known is not None and self._known[0] == self.selected else None
         )
@@ -218,13 +206,12 @@ class Listing:
         self._hold()
 
     def first(self) -> None:
-        """To the top."""
         self._turn(follow=False)
         self.offset = max(0, self.total - self.height) if self.newest_last else 0
         self._wanted = 0
 
     def last(self) -> None:
-        """To the bottom; where the newest stands there, the list follows it."""
+        """Go to the bottom; where the newest stands there, the list follows it."""
         if self.newest_last:
             self.follow()
             return
@@ -239,7 +226,7 @@ class Listing:
         self._turn(follow=True)
 
     def sort_by(self, sort: str) -> None:
-        """Another order; the same one again turns it round."""
+        """Sort by another column; the same column again reverses the order."""
         if sort == self.sort:
             self.flip()
             return
@@ -247,7 +234,6 @@ class Listing:
         self._turn(follow=self.newest_last and self.selected is None)
 
     def flip(self) -> None:
-        """Turn the order round."""
         self.flipped = not self.flipped
         self._turn(follow=self.newest_last and self.selected is None)
 

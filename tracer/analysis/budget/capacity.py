@@ -24,15 +24,13 @@ RESERVED: Final = 3.0 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """`pool_bytes` on all devices together; `kv_bytes_per_token`; `kv_bytes` of a request of
-    `mean_tokens`; `blocks` that it holds and that there are (`pool_blocks`); `users_worst_case` of
-    `longest` tokens each; `users_observed` of `mean_tokens` each. `fits`: whether the weights leave
-    any room."""
+    """`pool_bytes` on all devices together, in `pool_blocks` blocks of `block_size` tokens;
+    `users_worst_case` of `longest` tokens each; `users_observed` of `mean_tokens` each. `fits`: the
+    weights leave room."""
 
     pool_bytes: float
     block_size: int
     pool_blocks: int
-    pool_tokens: float
     kv_bytes_per_token: float
     longest: int
     users_worst_case: int
@@ -42,12 +40,11 @@ class Capacity:
 
 
 def blocks(tokens: float, block_size: int = 16) -> int:
-    """KV blocks that hold so many tokens."""
     return math.ceil(tokens / block_size)
 
 
 def pool(model: ModelShape, device: Device, tp: int = 1) -> float:
-    """Bytes that are left for the KV cache on `tp` devices together; negative when the weights do
+    """Return the bytes left for the KV cache on `tp` devices together; negative when the weights do
     not fit."""
     return tp * (device.memory * UTILISATION - RESERVED) - model.weight_bytes
 
@@ -62,72 +59,50 @@ def capacity(
     mean_tokens: float = 2300.0,
     block_size: int = 16,
 ) -> Capacity:
-    """Who fits into the pool: that of the device, or one of `pool_bytes`. Raises AnalysisError for
-    sizes below 1."""
+    """Return who fits into the pool: that of the device, or one of `pool_bytes`. Raises
+    AnalysisError for sizes below 1."""
     if longest < 1 or mean_tokens < 1 or block_size < 1:
         raise AnalysisError("context length, mean length and block size must be at least 1")
-    room = pool(model, device, tp) if pool_bytes is None else pool_bytes
-    room = max(0.0, room)
+    room = max(0.0, pool(model, device, tp) if pool_bytes is None else pool_bytes)
     # heads that do not divide are held more than once
     copies = tp / min(tp, max(1, model.kv_heads))
     each = model.kv_bytes_per_token * copies
     if not each:
-        return Capacity(
-            room, block_size, 0, math.inf, 0.0, longest, 0, mean_tokens, math.inf, room > 0
-        )
-    worst = float(model.kv_bytes(float(longest))) * copies
-    observed = float(model.kv_bytes(float(mean_tokens))) * copies
+        pool_blocks, worst, observed = 0, 0, math.inf
+    else:
+        pool_blocks = int(room // (each * block_size))
+        worst = int(room // (float(model.kv_bytes(float(longest))) * copies))
+        observed = room / (float(model.kv_bytes(float(mean_tokens))) * copies)
     return Capacity(
-        room,
-        block_size,
-        int(room // (each * block_size)),
-        room / each,
-        each,
-        longest,
-        int(room // worst),
-        mean_tokens,
-        room / observed,
-        room > 0,
-    )
+        room, block_size, pool_blocks, each, longest, worst, mean_tokens, observed, fits=room > 0
+    )  # fmt: skip
 
 
 def saturated_wait_s(more_clients: float, output: float, tokens_per_s: float) -> float:
-    """Seconds that TTFT grows by when `more_clients` join a closed loop that is saturated: each of
-    them waits until the engine has given all the others their `output` tokens, at the rate at which
-    it is stuck."""
+    """Return the seconds that TTFT grows by when `more_clients` join a saturated closed loop: each
+    waits until the engine has given all the others their `output` tokens, at its fixed rate."""
     return more_clients * output / tokens_per_s
 
 
 def throughput(costs: Costs, prompt: float, output: float, batch: float) -> float:
-    """Output tokens a second in the steady state, with `batch` sequences always running and a queue
-    behind them.
+    """Return the output tokens a second in the steady state, with `batch` sequences always running
+    and a queue behind them.
 
     In each step all of them take a token, and of the prompts as much is prefilled as keeps the
     batch full: `prompt` tokens for every `output` tokens given out. A sequence holds the prompt and
     half of its output on average.
     """
     context = prompt + output / 2.0
-    prefill = batch * prompt / output
-    attention = batch * costs.decode_attention(context) + batch / output * costs.prefill_attention(
-        0.0, prompt
-    )
+    tokens = batch + batch * prompt / output
+    decode, prefill = costs.decode_attention(context), costs.prefill_attention(0.0, prompt)
     done = costs.run(
-        batch + prefill, rows=batch, attention=attention, kv_read=batch * costs.kv_bytes(context),
-        kv_write=costs.kv_bytes(1.0) * (batch + prefill),
+        tokens, rows=batch, attention=batch * decode + batch / output * prefill,
+        kv_read=batch * costs.kv_bytes(context), kv_write=costs.kv_bytes(1.0) * tokens,
     )  # fmt: skip
-    step = float(done.ms) + float(costs.host_ms(batch))
-    return 1000.0 * batch / step
+    return 1000.0 * batch / (float(done.ms) + float(costs.host_ms(batch)))
 
 
-def largest_batch(
-    model: ModelShape,
-    device: Device,
-    prompt: float,
-    output: float,
-    tp: int = 1,
-    pool_bytes: float | None = None,
-) -> int:
-    """Sequences that the pool holds when each may grow to its full length."""
+def largest_batch(model: ModelShape, device: Device, prompt: float, output: float) -> int:
+    """Return how many sequences a device holds when each may grow to its full length."""
     full = float(model.kv_bytes(prompt + output))
-    room = max(0.0, pool(model, device, tp) if pool_bytes is None else pool_bytes)
-    return int(room // full) if full else 0
+    return int(max(0.0, pool(model, device)) // full) if full else 0

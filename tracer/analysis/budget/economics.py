@@ -1,16 +1,12 @@
-"""What the first token costs against what each further one costs: the same weights, read for a
-prompt or for one token.
-
-Counts only, as `costs` has them; what they take on a device is added where the device is known.
-"""
+"""What the first token costs against what each further one costs: the weights are read for a whole
+prompt or for one token. Counts only; the device is added where it is known."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tracer.analysis.model.costs import Costs, Counting
-from tracer.analysis.model.devices import DEVICES, Device
-from tracer.analysis.model.efficiency import Efficiency
+from tracer.analysis.model.costs import Costs
+from tracer.analysis.model.devices import Device
 from tracer.analysis.model.shape import ModelShape
 
 
@@ -28,7 +24,7 @@ class Read:
 
     @property
     def bytes(self) -> float:
-        """Bytes that this request has to answer for: its cache, and its share of the weights."""
+        """Bytes that this request accounts for: its cache, and its share of the weights."""
         return self.weight_bytes / self.sharers + self.kv_bytes
 
     @property
@@ -37,38 +33,26 @@ class Read:
         return self.flops / self.bytes if self.bytes else 0.0
 
     def bound_by(self, device: Device, dtype: str) -> str:
-        """What such a pass waits for on a device: ``arithmetic`` or ``memory bandwidth``."""
+        """Return what limits such a pass on a device: ``arithmetic`` or ``memory bandwidth``."""
         return "arithmetic" if self.intensity > balance(device, dtype) else "memory bandwidth"
 
 
 def balance(device: Device, dtype: str) -> float:
-    """FLOPs that a device can do while it reads a byte, at its peaks."""
     return device.peak(dtype) / device.bandwidth
 
 
 def first_token(model: ModelShape, prompt: int, cached: int = 0) -> Read:
-    """The pass (or passes) over the prompt, reckoned as one: it yields token 1."""
-    costs = _costs(model)
+    """Return the pass (or passes, counted as one) over the prompt that yields token 1."""
+    costs = Costs.quantities(model)
     new = float(max(1, prompt - cached))
-    flops = float(costs.matrix_flops(new, 1.0)) + float(
-        costs.prefill_attention(float(cached), float(prompt))
-    )
+    attention = costs.prefill_attention(float(cached), float(prompt))
+    flops = float(costs.matrix_flops(new, 1.0)) + float(attention)
     return Read(new, flops, float(costs.weight_bytes(new)), float(costs.kv_bytes(float(cached))))
 
 
 def next_token(model: ModelShape, context: float, batch: int = 1) -> Read:
-    """The step that yields one further token after `context` tokens, in a batch of so many."""
-    costs = _costs(model)
+    """Return the step that yields one more token after `context` tokens, in a batch of so many."""
+    costs = Costs.quantities(model)
     flops = float(costs.matrix_flops(1.0, 1.0)) + float(costs.decode_attention(context))
-    return Read(
-        1.0,
-        flops,
-        float(costs.weight_bytes(float(batch))),
-        float(costs.kv_bytes(context)),
-        max(1, batch),
-    )
-
-
-def _costs(model: ModelShape) -> Costs:
-    # Counts do not depend on the device.
-    return Costs(model, DEVICES["h100-sxm"], Efficiency(), Counting.EXACT)
+    weights, cache = float(costs.weight_bytes(float(batch))), float(costs.kv_bytes(context))
+    return Read(1.0, flops, weights, cache, max(1, batch))

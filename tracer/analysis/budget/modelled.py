@@ -1,39 +1,19 @@
-"""A budget as events: what the hooks would have told if the request had run exactly as modelled.
+"""A budget as events: what the hooks would send if the request ran exactly as modelled.
 
-For demonstrations without a GPU (`recordings/`, the Journey screen). The stream says of itself, in
-its title and in each stage's coverage, that nothing in it was measured.
+For demonstrations without a GPU (`recordings/`, the Journey screen). Title and coverage of the
+stream say that nothing in it was measured.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine_hooks.protocol import events
 from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S, ClockAnchor
-from engine_hooks.protocol.events import (
-    SCHEMA_VERSION,
-    Begin,
-    Closed,
-    Coverage,
-    End,
-    Engine,
-    EngineStatus,
-    Event,
-    Finished,
-    Header,
-    Heartbeat,
-    Params,
-    Queued,
-    Received,
-    Released,
-    Scheduled,
-    Sent,
-    Step,
-    Timing,
-    pack_u32,
-)
 from engine_hooks.protocol.stages import Stage
 from tracer.analysis.budget.budget import Budget
 from tracer.analysis.budget.capacity import blocks
@@ -53,259 +33,181 @@ _BYTES_PER_CHUNK: Final = 240
 """Of a server-sent event that carries one token."""
 
 
-def modelled_header(made: Budget) -> Header:
-    """The process that the events of `modelled_events` come from: there is none."""
-    return Header(
-        SCHEMA_VERSION,
-        SOURCE,
-        0,
-        "engine",
-        f"{TITLE}: {made.model.name} on {made.device.title}",
-        "",
-        "",
-        ClockAnchor(_START, 0),
+def modelled_header(made: Budget) -> events.Header:
+    """Return the process that the events of `modelled_events` claim to come from."""
+    title = f"{TITLE}: {made.model.name} on {made.device.title}"
+    return events.Header(
+        events.SCHEMA_VERSION, SOURCE, 0, "engine", title, "", "", ClockAnchor(_START, 0)
     )
 
 
-def modelled_events(made: Budget) -> list[Event]:
-    """The request of a budget, ordered by time. Its stages last what the budget says, to the
-    nanosecond where they do not share an instant. Raises AnalysisError for more output than anyone
-    would step through, or speculation, whose tokens come in lots that an average does not give."""
-    workload = made.workload
-    if workload.output > LONGEST:
+def modelled_events(made: Budget) -> list[events.Event]:
+    """Return the request of a budget as events, ordered by time. Its stages last what the budget
+    says, to the nanosecond where they do not share an instant.
+
+    Raises AnalysisError for more output than anyone would step through, or speculation, whose
+    tokens come in lots that an average does not give.
+    """
+    output = made.workload.output
+    if output > LONGEST:
         raise AnalysisError(
-            f"{workload.output:,} output tokens are more than {LONGEST:,}: each one is an event"
+            f"{output:,} output tokens are more than {LONGEST:,}: each one is an event"
         )
-    if workload.speculation is not None:
+    if made.workload.speculation is not None:
         raise AnalysisError("speculative decoding is modelled on average, not token by token")
-    return _Telling(made).events
+    return _Stream(made).events
 
 
-def _ns(ms: float) -> int:
-    return round(ms * NS_PER_MS)
-
-
-class _Telling:
-    """Writes the events down as time goes on."""
+class _Stream:
+    """The events of one request, added as its time `t` (ns) goes on. `held`: its KV blocks."""
 
     def __init__(self, made: Budget) -> None:
         self.made = made
         self.t = _START
-        self.events: list[Event] = []
+        self.events: list[events.Event] = []
         self.held = 0
         self.size = made.capacity.block_size
-        self.costs = Costs(
-            made.model, made.device, made.efficiency, made.counting, made.tp, made.ignore_kv
-        )
+        self.ns = {row.stage: round(row.ms * NS_PER_MS) for row in made.stages}
         self._engine()
         self._front_end()
-        first = self._prefill()
-        stream = first + self._ms(Stage.STREAM)
-        self.events.append(End(stream, _KEY, Stage.STREAM, _BYTES_PER_CHUNK))
-        last = self._decode(first)
-        self._end(last, stream)
+        self._prefill()
+        stream = self.t + self.ns[Stage.STREAM]
+        self.events.append(events.End(stream, _KEY, Stage.STREAM, _BYTES_PER_CHUNK))
+        self._decode()
+        self._end(stream)
         for beat in range(_START, self.t, max(NS_PER_S, (self.t - _START) // _BEATS)):
-            self.events.append(Heartbeat(beat))
+            self.events.append(events.Heartbeat(beat))
         self.events.sort(key=lambda event: event.t)
-
-    def _ms(self, stage: Stage) -> int:
-        return _ns(self.made.stage(stage).ms)
 
     def _engine(self) -> None:
         made, model = self.made, self.made.model
         self.events.append(
-            Engine(
-                _START,
-                "model",
-                model=model.name,
-                dtype=model.compute_dtype,
-                device=made.device.title,
-                num_blocks=made.capacity.pool_blocks,
+            events.Engine(
+                _START, "model", model=model.name, dtype=model.compute_dtype,
+                device=made.device.title, num_blocks=made.capacity.pool_blocks,
                 block_size=self.size,
                 block_bytes=round(made.capacity.kv_bytes_per_token * self.size),
-                max_batch_tokens=made.workload.chunk or -1,
-                max_batch=-1,
-                params=round(model.params),
-                weight_bytes=round(model.weight_bytes),
-                layers=model.layers,
-                hidden=model.hidden,
-                heads=model.heads or -1,
-                kv_heads=model.kv_heads or -1,
-                head_dim=model.head_dim or -1,
-                vocab=model.vocab,
-                max_context=model.max_context or -1,
-                prefix_caching=1,
-                chunked_prefill=int(bool(made.workload.chunk)),
-                tensor_parallel=made.tp,
+                max_batch_tokens=made.workload.chunk or -1, max_batch=-1,
+                params=round(model.params), weight_bytes=round(model.weight_bytes),
+                layers=model.layers, hidden=model.hidden, heads=model.heads or -1,
+                kv_heads=model.kv_heads or -1, head_dim=model.head_dim or -1, vocab=model.vocab,
+                max_context=model.max_context or -1, prefix_caching=1,
+                chunked_prefill=int(bool(made.workload.chunk)), tensor_parallel=made.tp,
                 warning=TITLE,
             )
-        )
+        )  # fmt: skip
         self.events += [
-            Coverage(_START, int(stage), "estimated", "budget", TITLE) for stage in Stage
+            events.Coverage(_START, int(stage), "estimated", "budget", TITLE) for stage in Stage
         ]
-        self.events.append(EngineStatus(_START, "ready", TITLE))
+        self.events.append(events.EngineStatus(_START, "ready", TITLE))
 
     def _front_end(self) -> None:
-        made, workload = self.made, self.made.workload
+        made, workload, add = self.made, self.made.workload, self.events.append
         text = round(made.along.text)
-        tell = self.events.append
-        tell(Received(self.t, _KEY, _RID, "/v1/chat/completions", streaming=1))
-        self.t += self._ms(Stage.RECEIVE)
-        tell(Params(self.t, _KEY, 1, "", made.model.name, workload.output, 1))
-        tell(End(self.t, _KEY, Stage.RECEIVE, text))
+        add(events.Received(self.t, _KEY, _RID, "/v1/chat/completions", streaming=1))
+        self.t += self.ns[Stage.RECEIVE]
+        add(events.Params(self.t, _KEY, 1, "", made.model.name, workload.output, 1))
+        add(events.End(self.t, _KEY, Stage.RECEIVE, text))
         for stage, units in ((Stage.TEMPLATE, text), (Stage.TOKENISE, workload.prompt)):
-            tell(Begin(self.t, _KEY, stage))
-            self.t += self._ms(stage)
-            tell(End(self.t, _KEY, stage, units))
-        tell(Begin(self.t, _KEY, Stage.ADMISSION))
-        tell(
-            Queued(
-                self.t + self._ms(Stage.ADMISSION) // 2,
-                _KEY,
-                _RID,
-                workload.prompt,
-                workload.output,
-            )
-        )
-        lookup = self.t + self._ms(Stage.ADMISSION)
-        self.t = lookup + self._ms(Stage.KV_ALLOC)
+            add(events.Begin(self.t, _KEY, stage))
+            self.t += self.ns[stage]
+            add(events.End(self.t, _KEY, stage, units))
+        add(events.Begin(self.t, _KEY, Stage.ADMISSION))
+        queued = self.t + self.ns[Stage.ADMISSION] // 2
+        add(events.Queued(queued, _KEY, _RID, workload.prompt, workload.output))
+        lookup = self.t + self.ns[Stage.ADMISSION]
+        self.t = lookup + self.ns[Stage.KV_ALLOC]
         self.held = blocks(workload.prompt, self.size)
         shared = workload.cached // self.size
-        tell(Scheduled(self.t, _KEY, lookup, workload.cached, shared, self.held - shared))
+        add(events.Scheduled(self.t, _KEY, lookup, workload.cached, shared, self.held - shared))
 
-    def _prefill(self) -> int:
-        """The passes over the prompt; returns the instant of the first token."""
-        made, workload = self.made, self.made.workload
-        riders = workload.batch - 1
-        new = workload.prompt - workload.cached
-        count = made.chunks
-        room = max(1, workload.chunk - riders) if workload.chunk else new
-        layers = self._ms(Stage.PREFILL)
-        embed, head, sample = self._ms(Stage.EMBED), self._ms(Stage.LM_HEAD), self._ms(Stage.SAMPLE)
+    def _prefill(self) -> None:
+        """Add the passes over the prompt, up to the instant of the first token."""
+        workload, count, layers = self.made.workload, self.made.chunks, self.ns[Stage.PREFILL]
+        embed, head, sample = (
+            self.ns[stage] for stage in (Stage.EMBED, Stage.LM_HEAD, Stage.SAMPLE)
+        )
         # Stage 7 goes from the first pass's first layer to the last one's last; the passes take
         # even parts of it.
-        each = layers // count
-        for number in range(count):
-            last = number == count - 1
-            tokens = min(room, new - number * room)
-            span = layers - each * number if last else each
-            # Of several passes, only the last one's embedding is stage 6; it lies inside stage 7.
-            end = span if count > 1 else embed + span
-            begin = min(embed, end) if last else 0
-            after = (end + head, end + head + sample) if last else (-1, end)
-            self._step(
-                number + 1,
-                tokens,
-                embed=0 if last else -1,
-                layers=begin,
-                head=end,
-                logits=after[0],
-                token=after[1],
-                joined=not number,
-                produced=int(last),
-            )
-            self.t += after[1]
-        return self.t
+        each, room = layers // count, workload.chunk_room
+        for number in range(1, count):
+            times = _Times(head=each, token=each)
+            self._step(number, times, tokens=room, produced=0, joined=number == 1)
+            self.t += each
+        # Of several passes, only the last one's embedding is stage 6; it lies inside stage 7.
+        end = layers - each * (count - 1) + (embed if count == 1 else 0)
+        logits = end + head
+        times = _Times(0, min(embed, end), end, logits, logits + sample)
+        tokens = workload.computed - (count - 1) * room
+        self._step(count, times, tokens=tokens, produced=1, joined=count == 1)
+        self.t += times.token
 
-    def _decode(self, first: int) -> int:
-        """One step for each further token; returns the instant of the last one."""
-        made, workload = self.made, self.made.workload
-        steps = made.steps
+    def _decode(self) -> None:
+        """Add one step for each further token, up to the instant of the last one."""
+        made, steps = self.made, self.made.steps
         if not steps:
-            return first
-        ends = first + _rounded(self._step_ms(), self._ms(Stage.DECODE))
-        head = self._ms(Stage.LM_HEAD)
-        sample = self._ms(Stage.SAMPLE)
-        for number in range(steps):
-            begin, end = int(ends[number - 1]) if number else first, int(ends[number])
-            span = end - begin
-            held = blocks(workload.prompt + number + 1, self.size)
-            done = max(1, span - sample)
-            grown, self.held = held != self.held, held
-            self.t = begin
-            self._step(
-                made.chunks + number + 1,
-                1,
-                embed=0,
-                layers=min(1_000, done // 4),
-                head=max(done // 2, done - head),
-                logits=done,
-                token=span,
-                joined=False,
-                produced=1,
-                grown=grown,
-            )
-        self.t = int(ends[-1])
-        return self.t
-
-    def _step_ms(self) -> NDArray[np.float64]:
-        workload = self.made.workload
-        contexts = workload.prompt + np.arange(self.made.steps, dtype=np.float64)
-        done = self.costs.decode_step(contexts, float(workload.batch), float(workload.context))
-        return np.broadcast_to(np.asarray(done.ms, np.float64), contexts.shape) + float(
-            self.costs.host_ms(float(workload.batch))
+            return
+        costs = Costs(
+            made.model, made.device, made.efficiency, made.counting, made.tp, made.ignore_kv
         )
+        batch, context = float(made.workload.batch), float(made.workload.context)
+        contexts = made.workload.prompt + np.arange(steps, dtype=np.float64)
+        ms = np.asarray(costs.decode_step(contexts, batch, context).ms, np.float64)
+        ms = np.broadcast_to(ms, contexts.shape) + float(costs.host_ms(batch))
+        for number, end in enumerate(self.t + _rounded(ms, self.ns[Stage.DECODE]), 1):
+            span = int(end) - self.t
+            done = max(1, span - self.ns[Stage.SAMPLE])
+            head = max(done // 2, done - self.ns[Stage.LM_HEAD])
+            before = self.held
+            self.held = blocks(made.workload.prompt + number, self.size)
+            times = _Times(0, min(1_000, done // 4), head, done, span)
+            self._step(made.chunks + number, times, grown=before != self.held)
+            self.t = int(end)
 
     def _step(
-        self,
-        n: int,
-        tokens: int,
-        *,
-        embed: int,
-        layers: int,
-        head: int,
-        logits: int,
-        token: int,
-        joined: bool,
-        produced: int,
-        grown: bool = False,
-    ) -> None:
+        self, n: int, times: _Times, *, tokens: int = 1, produced: int = 1,
+        joined: bool = False, grown: bool = False,
+    ) -> None:  # fmt: skip
         odd = () if tokens == 1 and produced == 1 else (_KEY, tokens, produced)
-        told = joined or grown
-        pool = self.made.capacity.pool_blocks
         self.events.append(
-            Step(
-                self.t,
-                n,
-                scheduled=0,
-                launched=0,
-                embed=embed,
-                layers=layers,
-                head=head,
-                logits=logits,
-                sampled=token,
-                token=token,
-                end=token,
-                batch=1,
-                tokens=tokens,
-                joined=pack_u32((_KEY,)) if joined else b"",
-                odd=pack_u32(odd),
-                blocks=pack_u32((_KEY, self.held)) if told else b"",
-                used=self.held,
-                cached=0,
-                free=max(0, pool - self.held),
-                waiting=0,
-                running=1,
-                preempted=0,
-                timing=Timing.ESTIMATED,
+            events.Step(
+                self.t, n, scheduled=0, launched=0, embed=times.embed, layers=times.layers,
+                head=times.head, logits=times.logits, sampled=times.token, token=times.token,
+                end=times.token, batch=1, tokens=tokens,
+                joined=events.pack_u32((_KEY,)) if joined else b"",
+                odd=events.pack_u32(odd),
+                blocks=events.pack_u32((_KEY, self.held)) if joined or grown else b"",
+                used=self.held, cached=0, free=max(0, self.made.capacity.pool_blocks - self.held),
+                waiting=0, running=1, preempted=0, timing=events.Timing.ESTIMATED,
             )
-        )
+        )  # fmt: skip
 
-    def _end(self, last: int, stream: int) -> None:
-        workload = self.made.workload
-        released = last + self._ms(Stage.TEARDOWN)
-        tell = self.events.append
-        tell(Finished(last, _KEY, "length", workload.output, "", workload.prompt, workload.cached))
+    def _end(self, stream: int) -> None:
+        """Add the end of the request, whose first token was handed out at `stream`."""
+        workload, add = self.made.workload, self.events.append
+        released = self.t + self.ns[Stage.TEARDOWN]
+        output, size = workload.output, workload.output * _BYTES_PER_CHUNK
+        add(events.Finished(self.t, _KEY, "length", output, "", workload.prompt, workload.cached))
         kept = workload.prompt // self.size
-        tell(Released(released, _KEY, self.held - kept, kept))
-        size = workload.output * _BYTES_PER_CHUNK
+        add(events.Released(released, _KEY, self.held - kept, kept))
         self.t = max(released, stream)
-        tell(Sent(self.t, _KEY, workload.output, size, workload.output))
-        tell(Closed(self.t, _KEY, 200, size))
+        add(events.Sent(self.t, _KEY, output, size, output))
+        add(events.Closed(self.t, _KEY, 200, size))
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Instants in a step, ns from its start; -1 for a part that it has not."""
+
+    embed: int = -1
+    layers: int = 0
+    head: int = 0
+    logits: int = -1
+    token: int = 0
 
 
 def _rounded(times: NDArray[np.float64], total: int) -> NDArray[np.int64]:
-    """Running sums of `times` in whole ns that end at `total`."""
+    """Return the running sums of `times` in whole ns that end at `total`."""
     sums = np.cumsum(times)
     ends: NDArray[np.int64] = np.rint(sums * (total / sums[-1])).astype(np.int64)
     return ends

@@ -1,9 +1,8 @@
-"""Figures that the model must reproduce: those of the reference preset, and public measurements of
-others.
+"""Figures that the model must reproduce: those of the reference preset, and public measurements.
 
-``python -m tracer.analysis.budget.reference`` prints them beside what the model says. Where a
-constant was taken from the very measurement that it is compared with, the row says *calibrated*;
-such a row shows that the form fits, not that the model predicts.
+``python -m tracer.analysis.budget.reference`` prints them beside the model's. Where a constant was
+taken from the very measurement that it is compared with, the row says *calibrated*: it shows that
+the form fits, not that the model predicts.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ from tracer.analysis.model.roofline import Roofline
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure: what is `said` of it, what the model makes of it (`got`), and the range in which
-    that holds."""
+    """One figure: the published value (`said`), the model's (`got`), and the range for that."""
 
     group: str
     name: str
@@ -45,13 +43,7 @@ class Row:
 
     @property
     def holds(self) -> bool:
-        """Whether the model's figure lies in the range."""
         return self.low <= self.got <= self.high
-
-    @property
-    def error(self) -> float:
-        """How far off, as a share of what is said."""
-        return self.got / self.said - 1.0
 
 
 def _near(
@@ -61,18 +53,9 @@ def _near(
 
 
 def rows() -> list[Row]:
-    """All of them."""
-    return [
-        *_preset(),
-        *_matrix_products(),
-        *_first_tokens(),
-        *_decode(),
-        *_saturation(),
-        *_generations(),
-    ]
+    parts = (_preset, _matrix_products, _first_tokens, _decode, _saturation, _generations)
+    return [row for part in parts for row in part()]
 
-
-# --- the reference preset -------------------------------------------------------------------------
 
 _PRESET = "Llama-3.1-8B bf16 on one H100 SXM, MFU 0.40, MBU 0.80"
 _ROUND = 0.005
@@ -83,20 +66,17 @@ def reference(
     prompt: int = 2000,
     output: int = 300,
     *,
-    ignore_kv: bool = False,
     cached: int = 0,
     batch: int = 1,
     context: int = 0,
+    ignore_kv: bool = False,
     roofline: Roofline = Roofline.SMOOTH,
 ) -> Budget:
-    """The reference preset with another workload."""
-    return budget(
-        load_model("llama-3.1-8b"),
-        device("h100-sxm"),
-        Workload(prompt, cached, output, batch, context),
-        Efficiency(mfu=0.40, mbu=0.80, roofline=roofline),
-        ignore_kv=ignore_kv,
-    )
+    """Return the reference preset with another workload."""
+    workload = Workload(prompt, cached, output, batch, context)
+    efficiency = Efficiency(mfu=0.40, mbu=0.80, roofline=roofline)
+    model, h100 = load_model("llama-3.1-8b"), device("h100-sxm")
+    return budget(model, h100, workload, efficiency, ignore_kv=ignore_kv)
 
 
 def _preset() -> Iterator[Row]:
@@ -108,22 +88,15 @@ def _preset() -> Iterator[Row]:
     made, plain = reference(), reference(ignore_kv=True)
     yield near("prefill, P = 2,000", "ms", 86.5, made.stage(Stage.PREFILL).ms)
     hit = reference(cached=1900).stage(Stage.PREFILL)
-    yield near(
-        "prefill, P = 2,000, C = 1,900: arithmetic",
-        "ms",
-        4.6,
-        hit.arithmetic_ms,
-        0.01,
-        f"alone; 100 tokens cannot pay for the read of the weights: it takes {hit.ms:.1f} ms",
-    )
+    note = f"alone; 100 tokens cannot hide the read of the weights: it takes {hit.ms:.1f} ms"
+    name = "prefill, P = 2,000, C = 1,900: arithmetic"
+    yield near(name, "ms", 4.6, hit.arithmetic_ms, 0.01, note)
     long = reference(prompt=32_768, output=2)
-    yield near("prefill, P = 32,768", "s", 2.75, long.stage(Stage.PREFILL).ms / 1e3)
+    prefill = long.stage(Stage.PREFILL)
+    yield near("prefill, P = 32,768", "s", 2.75, prefill.ms / 1e3)
     costs = Costs(long.model, long.device, long.efficiency)
-    square = (
-        costs.arithmetic_ms(0.0, costs.prefill_attention(0.0, 32_768.0))
-        / long.stage(Stage.PREFILL).arithmetic_ms
-    )
-    yield near("… share of the P² term", "", 0.5, float(square), 0.05)
+    square = costs.arithmetic_ms(0.0, costs.prefill_attention(0.0, 32_768.0))
+    yield near("… share of the P² term", "", 0.5, float(square / prefill.arithmetic_ms), 0.05)
     yield near("decode step, batch 1, KV read ignored", "ms", 5.99, plain.itl_first_ms, 0.001)
     far = float(costs.decode_step(131_072.0).ms) / float(costs.decode_step(0.0).ms)
     yield near("decode step at 128k over step at 0", "", 2.07, far)
@@ -146,31 +119,16 @@ def _preset() -> Iterator[Row]:
     yield near("token ids", "kB", 8, made.along.ids / 1e3, 0.0)
     yield near("residual stream", "MB", 16.4, made.along.residual / 1e6)
     busy = reference(prompt=2150, output=2, batch=150, context=2150, roofline=Roofline.MAX)
-    yield near(
-        "batch 150 of 2,150 tokens: KV read a step", "GB", 42, busy.step_kv_bytes / 1e9, 0.01
-    )
-    yield near(
-        "… step",
-        "ms",
-        21.8,
-        busy.stage(Stage.DECODE).ms,
-        _ROUND,
-        "the longer of the two times, as said",
-    )
-    yield near(
-        "total, idle server",
-        "ms",
-        1883,
-        plain.total_ms,
-        0.005,
-        "KV read ignored, as said; 1,913 with it",
-    )
+    name = "batch 150 of 2,150 tokens: KV read a step"
+    yield near(name, "GB", 42, busy.step_kv_bytes / 1e9, 0.01)
+    note = "the longer of the two times, as said"
+    yield near("… step", "ms", 21.8, busy.stage(Stage.DECODE).ms, note=note)
+    note = "KV read ignored, as said; 1,913 with it"
+    yield near("total, idle server", "ms", 1883, plain.total_ms, note=note)
     yield near("TTFT", "ms", 89, plain.ttft_ms, 0.01)
     core = sum(row.ms for row in plain.stages if row.bound_by == "one core")
     yield near("CPU stages", "ms", 2.6, core, 0.01, "typical, not measured")
 
-
-# --- public measurements --------------------------------------------------------------------------
 
 _TOKENS = (1, 64, 128, 256, 512, 2048)
 _PRODUCTS = (
@@ -183,26 +141,19 @@ _PRODUCTS = (
 def _matrix_products() -> Iterator[Row]:
     for name, where, bandwidth, mfu, times in _PRODUCTS:
         model, found = load_model(name), device(where)
-        costs = Costs(
-            model, found, Efficiency(mfu=mfu, mbu=bandwidth / found.bandwidth), Counting.EXACT
-        )
+        tuned = Efficiency(mfu=mfu, mbu=bandwidth / found.bandwidth)
+        costs = Costs(model, found, tuned, Counting.EXACT)
+        group = f"matrix products of one step, {model.name} on {found.title}"
         for tokens, said in zip(_TOKENS, times, strict=True):
             # The head and the norms are not among the products: layers alone, no logits.
             done = costs.run(float(tokens), head=False)
-            loose = where == "h100-sxm" and tokens == 256
-            yield _near(
-                f"matrix products of one step, {model.name} on {found.title}",
-                f"{tokens:,} tokens",
-                "ms",
-                said,
-                float(done.ms),
-                0.25 if loose else 0.12,
-                "calibrated",
-            )
+            tolerance = 0.25 if where == "h100-sxm" and tokens == 256 else 0.12
+            name = f"{tokens:,} tokens"
+            yield _near(group, name, "ms", said, float(done.ms), tolerance, "calibrated")
 
 
 def _first_tokens() -> Iterator[Row]:
-    """TensorRT-LLM 0.5, 2,048-token prompts; no front end."""
+    """Yield TensorRT-LLM 0.5 with 2,048-token prompts; no front end."""
     for where, dtype, mfu, said, note in (
         ("a100-80", None, 0.72, 133.0, "MFU of the A100's matrix products above"),
         ("h100-sxm", "fp8", 0.40, 36.0, "MFU of the reference preset"),
@@ -210,94 +161,56 @@ def _first_tokens() -> Iterator[Row]:
     ):
         model = load_model("llama-7b").quantised(dtype)
         made = budget(model, device(where), Workload(2048, 0, 1), Efficiency(mfu=mfu))
-        engine = sum(
-            made.stage(stage).ms
-            for stage in (Stage.EMBED, Stage.PREFILL, Stage.LM_HEAD, Stage.SAMPLE)
-        )
-        yield _near(
-            "TTFT at 2,048 tokens, LLaMA-7B, TensorRT-LLM 0.5",
-            f"{made.device.title} {model.compute_dtype}",
-            "ms",
-            said,
-            engine,
-            0.20,
-            note,
-        )
+        parts = (Stage.EMBED, Stage.PREFILL, Stage.LM_HEAD, Stage.SAMPLE)
+        engine = sum(made.stage(stage).ms for stage in parts)
+        group = "TTFT at 2,048 tokens, LLaMA-7B, TensorRT-LLM 0.5"
+        name = f"{made.device.title} {model.compute_dtype}"
+        yield _near(group, name, "ms", said, engine, 0.20, note)
 
 
 def _decode() -> Iterator[Row]:
-    """A step at low concurrency; the model at the two ends of MBU must lie on either side."""
+    """Yield a step at low concurrency; the model at the two ends of MBU must lie on either side."""
+    group = "decode step at low concurrency: MBU 0.69 to 0.81 brackets it"
     for name, where, batch, said in (
         ("llama-3-8b", "h100-pcie", 1, 10.64),
         ("llama-3.1-8b", "h100-sxm", 1, 6.48),
         ("qwen2.5-7b", "l40s", 16, 20.2),
     ):
         model, found = load_model(name), device(where)
-        fast, slow = (
-            float(
-                Costs(model, found, Efficiency(mbu=mbu), Counting.EXACT)
-                .decode_step(0.0, float(batch))
-                .ms
-            )
-            for mbu in (0.81, 0.69)
-        )
+        ends = (Costs(model, found, Efficiency(mbu=mbu), Counting.EXACT) for mbu in (0.81, 0.69))
+        fast, slow = (float(costs.decode_step(0.0, float(batch)).ms) for costs in ends)
         # The share of 0.81 is itself rounded from this figure: half of its last digit is allowed
         # for.
         slack = 0.005 / 0.81
-        yield Row(
-            "decode step at low concurrency: MBU 0.69 to 0.81 brackets it",
-            f"{name}, {found.title}, batch {batch}",
-            "ms",
-            said,
-            said,
-            fast * (1 - slack),
-            slow * (1 + slack),
-            f"model {fast:.2f} … {slow:.2f}; without host gap and KV",
-        )
+        name = f"{name}, {found.title}, batch {batch}"
+        note = f"model {fast:.2f} … {slow:.2f}; without host gap and KV"
+        yield Row(group, name, "ms", said, said, fast * (1 - slack), slow * (1 + slack), note)
 
 
 def _saturation() -> Iterator[Row]:
-    yield _near(
-        "saturation, Llama-3.3-70B FP8 on 2×H100, 5,000 in, 500 out",
-        "TTFT for 50 more clients",
-        "s",
-        26.9,
-        saturated_wait_s(50, 500, 920),
-        0.03,
-    )
-
-
-_GENERATIONS = "throughput of an H200 over an H100, Llama-3.1-8B FP8"
+    group = "saturation, Llama-3.3-70B FP8 on 2×H100, 5,000 in, 500 out"
+    wait = saturated_wait_s(50, 500, 920)
+    yield _near(group, "TTFT for 50 more clients", "s", 26.9, wait, 0.03)
 
 
 def _generations() -> Iterator[Row]:
-    """Both at the batch that fits the smaller one, with 1 ms of host a step and 10 µs a
-    sequence."""
+    """Yield two devices at the batch that fits the smaller one, with 1 ms of host a step and 10 µs
+    a sequence."""
+    group = "throughput of an H200 over an H100, Llama-3.1-8B FP8"
     model = load_model("llama-3.1-8b").quantised("fp8", "fp8")
+    tuned = Efficiency(host_ms=1.0, host_us=10.0)
     for prompt, output, low, high in ((2048, 128, 1.00, 1.03), (128, 4096, 1.2, 1.3)):
         batch = largest_batch(model, device("h100-sxm"), prompt, output)
-        tuned = Efficiency(host_ms=1.0, host_us=10.0)
-        rates = [
+        h100, h200 = (
             throughput(Costs(model, device(where), tuned, Counting.EXACT), prompt, output, batch)
             for where in ("h100-sxm", "h200")
-        ]
-        yield Row(
-            _GENERATIONS,
-            f"{prompt:,} in, {output:,} out",
-            "",
-            (low + high) / 2,
-            rates[1] / rates[0],
-            low,
-            high,
-            f"batch {batch}, {rates[0]:,.0f} tok/s on the H100",
         )
-
-
-# --- the table ------------------------------------------------------------------------------------
+        name, middle = f"{prompt:,} in, {output:,} out", (low + high) / 2
+        note = f"batch {batch}, {h100:,.0f} tok/s on the H100"
+        yield Row(group, name, "", middle, h200 / h100, low, high, note)
 
 
 def table(found: list[Row] | None = None) -> str:
-    """The rows as text."""
     lines: list[str] = []
     group = ""
     for row in rows() if found is None else found:
@@ -305,7 +218,11 @@ def table(found: list[Row] | None = None) -> str:
             group = row.group
             lines += ["", group, f"  {'':<46}{'said':>12}{'model':>12}{'off':>8}"]
         mark = " " if row.holds else "!"
-        off = "within" if row.said == row.got and row.low < row.high else f"{row.error:+.1%}"
+        off = (
+            "within"
+            if row.said == row.got and row.low < row.high
+            else f"{row.got / row.said - 1.0:+.1%}"
+        )
         lines.append(
             f"{mark} {row.name:<46}{_shown(row.said):>12}{_shown(row.got):>12}{off:>8}  {row.unit}"
             + (f"  ({row.note})" if row.note else "")

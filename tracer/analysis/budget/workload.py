@@ -1,4 +1,4 @@
-"""What is asked of the engine: one request, who else runs beside it, and how the engine runs it."""
+"""The workload of a budget: one request, the sequences beside it, and how the engine runs them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Speculation:
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that a step yields on average: those accepted before the first refusal, and one of
-        the target's."""
+        """Tokens of an average step: those accepted before the first refusal, and one of the
+        target's."""
         if self.accept >= 1.0:
             return self.draft + 1.0
         return float((1.0 - self.accept ** (self.draft + 1)) / (1.0 - self.accept))
@@ -43,12 +43,20 @@ class Workload:
     chunk: int = 0
     speculation: Speculation | None = None
 
+    @property
+    def computed(self) -> int:
+        return self.prompt - self.cached
+
+    @property
+    def chunk_room(self) -> int:
+        """Prompt tokens of a full pass: what the sequences that decode leave of a chunk."""
+        return max(1, self.chunk - (self.batch - 1)) if self.chunk else self.prompt
+
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("prompt", 1, MOST_TOKENS), ("cached", 0, MOST_TOKENS), ("output", 1, MOST_TOKENS),
-            ("batch", 1, MOST_SEQUENCES), ("context", 0, MOST_TOKENS), ("chunk", 0, MOST_TOKENS),
-        ):  # fmt: skip
+        for name in ("prompt", "cached", "output", "batch", "context", "chunk"):
             value = getattr(self, name)
+            least = 1 if name in ("prompt", "output", "batch") else 0
+            most = MOST_SEQUENCES if name == "batch" else MOST_TOKENS
             if not least <= value <= most:
                 raise AnalysisError(f"{name} must be between {least:,} and {most:,}, not {value:,}")
         if self.cached >= self.prompt:
@@ -62,12 +70,10 @@ class Workload:
                 f"{self.batch - 1:,} sequences"
             )
         spec = self.speculation
-        if spec is not None and not (
-            1 <= spec.draft <= 64
-            and 0.0 <= spec.accept <= 1.0
-            and math.isfinite(spec.cost)
-            and spec.cost >= 0.0
-        ):
+        if spec is None:
+            return
+        possible = 0.0 <= spec.accept <= 1.0 and 0.0 <= spec.cost < math.inf
+        if not 1 <= spec.draft <= 64 or not possible:
             raise AnalysisError(
                 "speculation: 1 to 64 draft tokens, an acceptance of 0 to 1, a cost of 0 or more"
             )

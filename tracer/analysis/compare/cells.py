@@ -1,9 +1,8 @@
-"""Like with like: requests of several traces sorted into cells of the same length.
+"""Requests of several traces matched by length, in cells.
 
 Two traces seldom hold the same requests. Within a cell prompts are about as long in every trace,
 and so are outputs where they matter; only cells that every trace has count, each with one weight
-for all traces. What the lengths of the traffic explain then explains nothing of the difference that
-is left.
+for all traces. No difference that is left comes from the lengths of the traffic.
 """
 
 from __future__ import annotations
@@ -29,35 +28,27 @@ MATCHES: Final = ("length", "work", "none")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Requests of each trace that are compared with each other. `members[k]`: their places in the
+    """Requests of each trace that are compared with each other. `members[k]`: their indices in the
     samples of trace k, sorted by cell; `bounds[k]`: where each of the `cells` cells begins among
-    them. No cells: all weigh the same."""
+    them (no cells: all weigh the same). `factor`: how far apart the lengths in a cell may be, 0
+    when nothing was matched. `eligible`: requests of each trace that could have been matched."""
 
     members: tuple[Ints, ...]
     bounds: tuple[Ints, ...]
     cells: int
     factor: float
-    """How far apart the lengths in a cell may be; 0 when nothing was matched."""
     eligible: tuple[int, ...]
-    """Requests of each trace that could have been matched."""
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Matched requests of each trace."""
-        return tuple(len(members) for members in self.members)
-
-    def places(self, trace: int) -> Ints:
-        """Number of the cell of each member of a trace."""
-        return np.repeat(
-            np.arange(self.cells), np.diff(np.append(self.bounds[trace], len(self.members[trace])))
-        )
+        return tuple(map(len, self.members))
 
     def weights(self, drawn: Sequence[Floats]) -> list[Floats]:
-        """Weights of the members of each trace; ``drawn[k][r, i]``: how often round r drew request
-        i of trace k.
+        """Return the weights of the members of each trace; ``drawn[k][r, i]``: how often round r
+        drew request i of trace k. Shapes: rounds × members.
 
         A cell weighs as much as the harmonic mean of its requests in the traces, the same in all of
-        them; one that a trace has none of in this round weighs nothing. Shapes: rounds × members.
+        them; one that a trace has none of in this round weighs nothing.
         """
         inside = [drawn[k][:, members] for k, members in enumerate(self.members)]
         if not self.cells:
@@ -65,30 +56,40 @@ class Group:
         held = [np.add.reduceat(counts, self.bounds[k], axis=1) for k, counts in enumerate(inside)]
         with np.errstate(divide="ignore", invalid="ignore"):
             shared = 1.0 / sum(1.0 / counts for counts in held)
-            each = [np.where(counts > 0, shared / counts, 0.0) for counts in held]
-        return [counts * rates[:, self.places(k)]
-                for k, (counts, rates) in enumerate(zip(inside, each, strict=True))]  # fmt: skip
+            rates = [np.where(counts > 0, shared / counts, 0.0) for counts in held]
+        sizes = [np.diff(np.append(b, n)) for b, n in zip(self.bounds, self.counts, strict=True)]
+        cells = [np.repeat(np.arange(self.cells), size) for size in sizes]
+        return [
+            counts * rate[:, cell] for counts, rate, cell in zip(inside, rates, cells, strict=True)
+        ]
 
 
 def group(samples: Sequence[Samples], match: str, *, late: bool) -> Group:
-    """Sort the requests of several traces into cells; see the module. `late`: those that ran to
+    """Sort the requests of several traces into cells, see the module. `late`: those that ran to
     their end, by the length of their output too. Whether an answer is streamed always counts: its
     first byte is another one."""
     eligible = [_eligible(one, match, late) for one in samples]
-    sizes = tuple(len(members) for members in eligible)
+    sizes = tuple(map(len, eligible))
+    nothing = tuple(np.zeros(0, np.int64) for _ in samples)
     if match == "none":
-        return Group(tuple(eligible), tuple(np.zeros(0, np.int64) for _ in samples), 0, 0.0, sizes)
+        return Group(tuple(eligible), nothing, 0, 0.0, sizes)
+    if not any(sizes):
+        return Group(tuple(eligible), nothing, 0, FACTORS[0], sizes)
     best: Group | None = None
     for factor in FACTORS:
-        found = _sorted(samples, eligible, match, late, factor, sizes)
-        if not best or min(found.counts) > min(best.counts):
-            best = found
-        alike = any(
-            size and count >= ENOUGH * size for count, size in zip(found.counts, sizes, strict=True)
-        )
-        if alike and min(found.counts) >= FEWEST:
+        keys = [
+            _keys(one, members, match, late, factor)
+            for one, members in zip(samples, eligible, strict=True)
+        ]
+        found = _sorted(eligible, keys, factor)
+        pairs = zip(found.counts, sizes, strict=True)
+        enough = any(size and count >= ENOUGH * size for count, size in pairs)
+        if enough and min(found.counts) >= FEWEST:
             return found
-    return best if best is not None else _sorted(samples, eligible, match, late, FACTORS[-1], sizes)
+        if best is None or min(found.counts) > min(best.counts):
+            best = found
+    assert best is not None
+    return best
 
 
 def _eligible(samples: Samples, match: str, late: bool) -> Ints:
@@ -100,39 +101,22 @@ def _eligible(samples: Samples, match: str, late: bool) -> Ints:
     return np.flatnonzero(wanted)
 
 
-def _sorted(
-    samples: Sequence[Samples],
-    eligible: Sequence[Ints],
-    match: str,
-    late: bool,
-    factor: float,
-    sizes: tuple[int, ...],
-) -> Group:
-    keys = [
-        _keys(one, members, match, late, factor)
-        for one, members in zip(samples, eligible, strict=True)
-    ]
-    if not sum(map(len, eligible)):
-        nothing = np.zeros(0, np.int64)
-        return Group(tuple(eligible), tuple(nothing for _ in samples), 0, factor, sizes)
+def _sorted(eligible: Sequence[Ints], keys: Sequence[Ints], factor: float) -> Group:
+    """Return the cells, one for each of `keys` that every trace has."""
     _, inverse = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
-    inverse = inverse.reshape(-1)
-    numbers = np.split(inverse, np.cumsum([len(key) for key in keys])[:-1])
-    kinds = int(inverse.max()) + 1 if len(inverse) else 0
-    held = np.array([np.bincount(number, minlength=kinds) for number in numbers]).reshape(
-        len(samples), kinds
-    )
+    numbers = np.split(inverse.reshape(-1), np.cumsum([len(key) for key in keys])[:-1])
+    kinds = int(inverse.max()) + 1
+    held = np.array([np.bincount(number, minlength=kinds) for number in numbers])
     common = np.all(held > 0, axis=0)
-    place_of = np.cumsum(common) - 1
+    cell_of, cells = np.cumsum(common) - 1, int(common.sum())
     members, bounds = [], []
-    cells = int(common.sum())
-    for number, places in zip(numbers, eligible, strict=True):
+    for number, indices in zip(numbers, eligible, strict=True):
         inside = common[number]
-        cell = place_of[number[inside]]
+        cell = cell_of[number[inside]]
         order = np.argsort(cell, kind="stable")
-        members.append(places[inside][order])
+        members.append(indices[inside][order])
         bounds.append(np.searchsorted(cell[order], np.arange(cells)))
-    return Group(tuple(members), tuple(bounds), cells, factor, sizes)
+    return Group(tuple(members), tuple(bounds), cells, factor, tuple(map(len, eligible)))
 
 
 def _keys(samples: Samples, members: Ints, match: str, late: bool, factor: float) -> Ints:
@@ -145,9 +129,9 @@ def _keys(samples: Samples, members: Ints, match: str, late: bool, factor: float
 
 
 def _binned(lengths: Ints, factor: float) -> Ints:
+    """Return the bin of each length; at a factor of 1 each length is its own."""
     if factor == 1.0:
         return lengths
-    bins: Ints = np.floor(np.log(np.maximum(lengths, 0) + 1.0) / np.log(factor) + 1e-9).astype(
-        np.int64
-    )
+    logs = np.log(np.maximum(lengths, 0) + 1.0) / np.log(factor)
+    bins: Ints = np.floor(logs + 1e-9).astype(np.int64)
     return bins

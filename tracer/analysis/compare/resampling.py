@@ -1,5 +1,4 @@
-"""Noise by resampling: how much a figure would differ between two runs of which nothing was
-changed.
+"""Noise by resampling: how much a figure would differ between two equal runs.
 
 Requests that run at the same time share steps and queues: they are not independent, and a bootstrap
 that drew them one by one would take noise for a change. Stretches of neighbouring requests are
@@ -8,8 +7,7 @@ Everything that depends on the draw (cells, weights, quantiles) is computed agai
 one band holds for all figures at once (the largest deviation of any of them, studentised), so that
 looking at forty figures does not find a difference in one of them by chance.
 
-Only what changes within a run is seen: a machine that was slower all through one of the runs is a
-difference.
+Only noise within a run is seen: a machine that was slower during one whole run is a difference.
 """
 
 from __future__ import annotations
@@ -38,22 +36,22 @@ DEFINED: Final = 0.7
 
 
 def rounds_for(requests: int, wanted: int = ROUNDS) -> int:
-    """How many rounds so many requests allow."""
+    """Return how many rounds so many requests allow."""
     return max(min(wanted, FEWEST_ROUNDS), min(wanted, CELLS // max(1, requests)))
 
 
 def block_length(requests: int, company: float) -> int:
-    """Requests in a stretch: as many as were open together (`company`), or as `BLOCKS` says if that
-    is more."""
+    """Return the requests in a stretch: as many as were open together (`company`), or as `BLOCKS`
+    says if that is more."""
     fewest, most = BLOCKS
     stretches = min(most, max(fewest, math.isqrt(requests)))
     return max(1, min(requests // fewest, max(round(company), round(requests / stretches))))
 
 
 def memory(values: Sequence[Floats]) -> float:
-    """How alike neighbouring requests are, 0 (not at all) to 0.9: the correlation of each row's
-    ranks with those of the request before, in the middle of all rows, corrected for its bias in
-    short series (Kendall)."""
+    """Return how alike neighbouring requests are, 0 (not at all) to 0.9: the median over all rows
+    of the correlation of ranks with those of the request before, corrected for its bias in short
+    series (Kendall)."""
     found = []
     for line in values:
         known = line[~np.isnan(line)]
@@ -68,17 +66,17 @@ def memory(values: Sequence[Floats]) -> float:
 
 
 def hidden(alike: float, length: int) -> float:
-    """Factor on the spread for what stretches of `length` requests do not see when neighbours are
-    alike by `alike`: the variance of a mean of an autoregressive series over that of independent
-    stretches of it."""
+    """Return the factor on the spread for what stretches of `length` requests do not see when
+    neighbours are alike by `alike`: the variance of a mean of an autoregressive series over that of
+    independent stretches of it."""
     lags = np.arange(1, length)
     seen = 1 + 2 * float(((1 - lags / length) * alike**lags).sum())
     return math.sqrt((1 + alike) / (1 - alike) / seen)
 
 
 def draws(random: np.random.Generator, requests: int, length: int, rounds: int) -> Floats:
-    """How often each request is drawn in each round (rounds × requests): whole stretches, the end
-    joined to the begin."""
+    """Return how often each request is drawn in each round (rounds × requests): whole stretches,
+    the end joined to the start."""
     if not requests:
         return np.zeros((rounds, 0), np.float32)
     stretches = -(-requests // length)
@@ -94,8 +92,8 @@ def draws(random: np.random.Generator, requests: int, length: int, rounds: int) 
 
 
 def weighted_mean(values: Floats, weights: Floats) -> Floats:
-    """Mean of `values` under each row of `weights` (rounds × values); values that are NaN do not
-    count."""
+    """Return the mean of `values` under each row of `weights` (rounds × values); values that are
+    NaN do not count."""
     known = ~np.isnan(values)
     inside = weights if known.all() else weights[:, known]
     total = inside.sum(axis=1, dtype=np.float64)
@@ -104,50 +102,9 @@ def weighted_mean(values: Floats, weights: Floats) -> Floats:
     return np.where(total > 0, mean, np.nan)
 
 
-def weighted_quantiles(values: Floats, weights: Floats, shares: Sequence[float]) -> Floats:
-    """Quantiles of `values` under each row of `weights`: shares × rounds. NaN where nothing weighs
-    anything.
-
-    Each value stands in the middle of its weight; between two values it is interpolated.
-    """
-    known = np.flatnonzero(~np.isnan(values))
-    rounds = len(weights)
-    if not len(known):
-        return np.full((len(shares), rounds), np.nan)
-    order = known[np.argsort(values[known], kind="stable")]
-    ranked = values[order]
-    heights = weights[:, order]
-    reached = np.cumsum(heights, axis=1, dtype=np.float64)
-    total = reached[:, -1]
-    reached -= heights / 2
-    reached /= np.where(total > 0, total, 1.0)[:, None]
-    lines = np.arange(rounds)
-    # Each round's places lie in a stretch of their own of one rising line, in which all quantiles
-    # are found at once.
-    line = (reached + 2.0 * lines[:, None]).ravel()
-    found = np.empty((len(shares), rounds))
-    for place, share in enumerate(shares):
-        at = np.searchsorted(line, share + 2.0 * lines) - lines * len(ranked)
-        above = np.minimum(at, len(ranked) - 1)
-        below = np.maximum(above - 1, 0)
-        low, high = reached[lines, below], reached[lines, above]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            along = np.clip((share - low) / (high - low), 0.0, 1.0)
-        along = np.where(high > low, along, 1.0)
-        found[place] = ranked[below] * (1 - along) + ranked[above] * along
-    found[:, ~(total > 0)] = np.nan
-    return found
-
-
-def bands(
-    observed: Floats,
-    replicates: Floats,
-    blocks: Sequence[int],
-    unseen: float = 1.0,
-    level: float = LEVEL,
-) -> Floats:
-    """Half width of the band of each difference, so that with probability `level` none of them
-    misses what is true.
+def bands(observed: Floats, replicates: Floats, blocks: Sequence[int], unseen: float) -> Floats:
+    """Return half the width of the band of each difference, so that with probability `LEVEL` none
+    of them misses the true value.
 
     `observed`: figures; `replicates`: rounds × figures; `blocks`: stretches of each trace;
     `unseen`: see `hidden`. NaN for a figure that too few rounds have. The spread is that of the
@@ -163,7 +120,7 @@ def bands(
     with np.errstate(divide="ignore", invalid="ignore"):
         deviations = np.abs(inside - np.nanmean(inside, axis=0)) / spread
     largest = np.nanmax(np.where(spread > 0, deviations, 0.0), axis=1)
-    reach = float(np.quantile(largest, level))
+    reach = float(np.quantile(largest, LEVEL))
     few = math.sqrt(max(count / max(1, count - 1) for count in blocks))
     # Beyond that the rounds' own tails say it: the expansion is for moderate quantiles.
     usual = min(reach, LARGEST)
@@ -173,8 +130,8 @@ def bands(
 
 
 def student(normal: float, freedom: int) -> float:
-    """The quantile of Student's t with `freedom` degrees that belongs to a quantile of the normal
-    distribution (Abramowitz and Stegun, 26.7.5)."""
+    """Return the quantile of Student's t with `freedom` degrees that belongs to a quantile of the
+    normal distribution (Abramowitz and Stegun, 26.7.5)."""
     x, n = normal, float(freedom)
     return (
         x
@@ -187,24 +144,21 @@ def student(normal: float, freedom: int) -> float:
 def binned_quantiles(
     bins: Ints, counts: Floats, weights: Floats, shares: Sequence[float]
 ) -> tuple[Floats, Floats]:
-    """Quantiles of counted bins: `counts` is requests × bins, `weights` rounds × requests.
+    """Return quantiles of counted bins: `counts` is requests × bins, `weights` rounds × requests.
 
-    Returns shares × rounds of places among the bins, a fraction where it lies within one, and the
+    Returns shares × rounds of indices among the bins, a fraction where it lies within one, and the
     total of each round.
     """
     heights = weights.astype(np.float64) @ counts
     reached = np.cumsum(heights, axis=1)
-    total = reached[:, -1] if reached.shape[1] else np.zeros(len(weights))
-    lines = np.arange(len(weights))
-    found = np.full((len(shares), len(weights)), np.nan)
-    if not len(bins):
-        return found, total
-    for place, share in enumerate(shares):
+    total, lines = reached[:, -1], np.arange(len(weights))
+    found = np.empty((len(shares), len(weights)))
+    for index, share in enumerate(shares):
         wanted = share * total
         at = np.minimum((reached < wanted[:, None]).sum(axis=1), len(bins) - 1)
         height = heights[lines, at]
         with np.errstate(divide="ignore", invalid="ignore"):
             along = np.where(height > 0, (wanted - (reached[lines, at] - height)) / height, 0.5)
-        found[place] = bins[at] + np.clip(along, 0.0, 1.0)
+        found[index] = bins[at] + np.clip(along, 0.0, 1.0)
     found[:, ~(total > 0)] = np.nan
     return found, total

@@ -1,4 +1,4 @@
-"""What a comparison says. Times in ms; `None` is not known, never zero."""
+"""The result of a comparison. Times in ms; `None` is not known, never zero."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ FEWEST: Final = {"mean": 8, "p50": 8, "p95": 40, "p99": 200}
 """Samples of each trace below which a figure is not compared: two at least lie beyond a
 percentile."""
 
-NONE_ALIKE: Final = "no requests are alike in length"
-"""Why nothing is said of a row whose figures are over requests that were not matched."""
+NONE_ALIKE: Final = "no requests match in length"
+"""Why a row whose figures are over requests that were not matched has no verdict."""
+LETTERS: Final = "ABC"
+"""What sentences call the traces, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,7 @@ class Change:
     the band in which the true difference lies, for all rows and statistics at once with 95 %
     certainty; a rise by less than `noise` would not be seen. `relative` to the first trace.
 
-    `differs`: whether the band leaves zero out; None when that cannot be told, with `why`.
+    `differs`: the band leaves zero out; None when that cannot be told, with `why`.
     """
 
     difference: float | None = None
@@ -47,7 +49,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a stage has to do with the change of the mean of E2E, or of TTFT, in ms. Stages do not
+    """The part of a stage in the change of the mean of E2E, or of TTFT, in ms. Stages do not
     overlap here, so that all parts add up to the change. `row` is one of `rows.STAGE_ROWS`, or
     `rows.UNATTRIBUTED`."""
 
@@ -57,7 +59,6 @@ class Part:
 
     @property
     def change(self) -> float:
-        """After less before."""
         return self.after - self.before
 
 
@@ -73,29 +74,31 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The first trace against one of the others. `changes`: row key → statistic → change."""
+    """The first trace against one of the others.
+
+    `verdict`: one or two sentences with numbers. `differs`: something differs beyond noise; None
+    when it cannot be told. `explained_by`: key of the row that explains most of the change of E2E,
+    or else of TTFT. `changes`: row key → statistic → change. Parts: the largest change first; empty
+    when E2E or TTFT cannot be compared.
+    """
 
     before: int
     after: int
     verdict: str
-    """One or two sentences with numbers."""
     differs: bool | None
-    """Whether anything differs beyond noise; None when it cannot be told."""
     explained_by: str | None
-    """Key of the row that explains most of the change of E2E, or else of TTFT."""
     changes: dict[str, dict[str, Change]]
     e2e_parts: tuple[Part, ...]
-    """The largest change first; empty when E2E cannot be compared."""
     ttft_parts: tuple[Part, ...]
     rates: tuple[Rate, ...]
     warnings: tuple[str, ...]
 
     def change(self, key: str, statistic: str) -> Change:
-        """The change of a row's statistic."""
+        """Return the change of a row's statistic."""
         return self.changes.get(key, {}).get(statistic, Change(why="not measured"))
 
     def beyond_noise(self, key: str, first: str = "p50") -> str | None:
-        """A statistic of the row that differs: `first` if that one does, else another one."""
+        """Return a statistic of the row that differs: `first` if that one does, else another."""
         return next((name for name in (first, *STATISTICS) if self.change(key, name).differs), None)
 
 
@@ -103,7 +106,8 @@ class Pair:
 class Matched:
     """How requests were matched. `counts` of each trace out of `eligible`; `factor`: how far apart
     lengths in a cell may be (1: equal, 0: not matched). `prompt`, `output`: mean length of what was
-    matched, by trace; None where not known."""
+    matched, by trace; None where not known. `members`: indices of the matched requests in the
+    samples of each trace."""
 
     counts: tuple[int, ...]
     eligible: tuple[int, ...]
@@ -112,28 +116,27 @@ class Matched:
     prompt: tuple[float | None, ...]
     output: tuple[float | None, ...]
     members: tuple[Ints, ...] = field(default=(), repr=False, compare=False)
-    """Places of the matched requests in the samples of each trace."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Traces side by side. The first one is what the others are compared with."""
+    """Traces side by side; the others are compared with the first.
+
+    `figures`: row key → statistic → figure, over the matched requests. `early`: the requests of
+    rows up to the first token, `late` those of the others. By trace: `left_out` why requests took
+    no part, and how many; `blocks` stretches of neighbouring requests that it was drawn in.
+    `notes`: row key → how it was measured in each trace, where that is not by the clock alone.
+    """
 
     columns: tuple[Context, ...]
     rows: tuple[Row, ...]
     figures: dict[str, dict[str, Figure]]
-    """Row key → statistic → figure, over the matched requests."""
     pairs: tuple[Pair, ...]
     percentile: str
     match: str
     early: Matched
-    """For rows up to the first token."""
     late: Matched
-    """For the others."""
     left_out: tuple[dict[str, int], ...]
-    """By trace: why requests took no part, and how many."""
     notes: dict[str, tuple[str, ...]]
-    """Row key → how it was measured in each trace, where that is not by the clock alone."""
     rounds: int
     blocks: tuple[int, ...]
-    """Stretches of neighbouring requests that each trace was drawn in."""

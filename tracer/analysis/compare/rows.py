@@ -12,10 +12,8 @@ from tracer.analysis.errors import AnalysisError
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line of a comparison, in ms. `key` names it on the command line and in JSON; a timer has
-    no `stage`.
-
-    `late`: it is only known, or only means something, once the last token is out, so that the
-    length of the output matters to it.
+    no `stage`, but a `meaning` in a line. `late`: known, or meaningful, only once the last token is
+    out, so that the length of the output matters to it.
     """
 
     key: str
@@ -23,7 +21,6 @@ class Row:
     stage: Stage | None = None
     late: bool = False
     meaning: str = ""
-    """What a timer is, in a line; a stage has `stages.info`."""
 
 
 TIMERS: Final = (
@@ -45,16 +42,11 @@ BY_KEY: Final = {row.key: row for row in ROWS}
 
 
 def row_of(name: str) -> Row:
-    """The row of a stage's id or number, or of a timer. `prefill` is the stage, `prefill_time` the
-    timer.
-
-    Raises AnalysisError for another word.
-    """
+    """Return the row of a stage's id or number, or of a timer. `prefill` is the stage,
+    `prefill_time` the timer. Raises AnalysisError for another word."""
     word = name.strip().lower().replace("-", "_")
-    if word in BY_KEY:
-        return BY_KEY[word]
     try:
-        return BY_KEY[parse(word).id]
+        return BY_KEY[word] if word in BY_KEY else BY_KEY[parse(word).id]
     except ValueError:
         raise AnalysisError(
             f"no stage or timer called {name[:40]!r}; known are {', '.join(BY_KEY)}"

@@ -14,10 +14,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tracer.analysis.diagnosis.case import Budget, ClientTimes
+    from tracer.analysis.diagnosis.case import Budget
+    from tracer.analysis.diagnosis.clients import ClientTimes
     from tracer.analysis.diagnosis.engine import diagnose
     from tracer.analysis.diagnosis.finding import CannotTell, Diagnosis, Exhibit, Finding
-    from tracer.analysis.diagnosis.series import ObservedState, Series
+    from tracer.analysis.diagnosis.series import ObservedState
 
 __all__ = [
     "Budget",
@@ -27,20 +28,18 @@ __all__ = [
     "Exhibit",
     "Finding",
     "ObservedState",
-    "Series",
     "diagnose",
 ]
 
 _PLACES: Final = {
     "Budget": "case",
-    "ClientTimes": "case",
-    "diagnose": "engine",
     "CannotTell": "finding",
+    "ClientTimes": "clients",
     "Diagnosis": "finding",
     "Exhibit": "finding",
     "Finding": "finding",
     "ObservedState": "series",
-    "Series": "series",
+    "diagnose": "engine",
 }
 """Where each name lives: a viewer needs the state before its first paint, and the rules a second
 later."""

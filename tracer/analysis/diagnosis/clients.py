@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -10,16 +11,23 @@ import msgspec
 
 from engine_hooks.protocol import regular_file
 from engine_hooks.protocol.clock import NS_PER_MS
-from tracer.analysis.diagnosis.case import ClientTimes
 from tracer.analysis.errors import AnalysisError
+from tracer.state.request.latency import interval
 
-ROOM: Final = 256 * 1024 * 1024
-"""Bytes of such a file that are read: a million requests. A larger one is refused."""
+MOST_BYTES: Final = 256 * 1024 * 1024
+"""Of such a file: a million requests. A larger one is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTimes:
+    """What a client measured of its request, in ms; None where it did not."""
+
+    ttft_ms: float | None = None
+    e2e_ms: float | None = None
 
 
 class _Line(msgspec.Struct):
-    """One request. Either times of the client's own clock in ns (`sent`, `first`, `done`) or
-    lengths in ms."""
+    """One request: times of the client's own clock in ns, or lengths in ms."""
 
     client_id: str = ""
     rid: str = ""
@@ -31,37 +39,36 @@ class _Line(msgspec.Struct):
 
 
 def read_clients(path: Path) -> dict[str, ClientTimes]:
-    """Request id → times; a request is found under the id that it sent and the one that it got
-    back.
+    """Return the times by request id, both the id that was sent and the one that came back.
 
-    Raises AnalysisError with one line.
+    Raises:
+        AnalysisError: in one line, for a file that cannot be read or holds anything else.
     """
     try:
-        data = regular_file.read(path, ROOM + 1)
+        data = regular_file.read(path, MOST_BYTES + 1)
     except OSError as error:
         raise AnalysisError(f"cannot read {path}: {error.strerror}") from error
-    if len(data) > ROOM:
+    if len(data) > MOST_BYTES:
         raise AnalysisError(f"{path} is too large for a file of client times")
     decoder = msgspec.json.Decoder(_Line)
-    found: dict[str, ClientTimes] = {}
-    for number, line in enumerate(data.splitlines(), 1):
-        if not line.strip():
+    times: dict[str, ClientTimes] = {}
+    for number, row in enumerate(data.splitlines(), 1):
+        if not row.strip():
             continue
         try:
-            told = decoder.decode(line)
+            line = decoder.decode(row)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             raise AnalysisError(
                 f"{path}, line {number}: no JSON object with client_id, sent, first and done"
             ) from None
-        times = ClientTimes(
-            told.ttft_ms if told.ttft_ms is not None else _between(told.sent, told.first),
-            told.e2e_ms if told.e2e_ms is not None else _between(told.sent, told.done),
+        measured = ClientTimes(
+            _ms(line.sent, line.first, line.ttft_ms), _ms(line.sent, line.done, line.e2e_ms)
         )
-        for name in (told.client_id, told.rid):
-            if name:
-                found[name] = times
-    return found
+        times |= {name: measured for name in (line.client_id, line.rid) if name}
+    return times
 
 
-def _between(begin: int | None, end: int | None) -> float | None:
-    return None if begin is None or end is None or end < begin else (end - begin) / NS_PER_MS
+def _ms(start: int | None, end: int | None, measured: float | None) -> float | None:
+    """Return what was measured in ms, else the ns from `start` to `end` as ms."""
+    length = interval(start, end)
+    return length / NS_PER_MS if measured is None and length is not None else measured

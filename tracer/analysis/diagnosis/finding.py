@@ -7,10 +7,14 @@ clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final
 
+import msgspec
+
+from engine_hooks.protocol.clock import NS_PER_S
 from engine_hooks.protocol.stages import Stage, parse
 from tracer.format.text import clean
 
@@ -21,12 +25,14 @@ AFFECTED_SHOWN: Final = 50
 """Requests that a finding lists by id; `Finding.affected_total` counts all of them."""
 POINTS_SHOWN: Final = 240
 """Points of a series that are kept as evidence: more than a terminal has columns."""
+EVENTS_SHOWN: Final = 200
+"""Events that stand as evidence, where the latest ones say nothing new."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
     """A piece of evidence: a named series or some events. `points` are (instant in ns, value in
-    `unit`), ordered by time unless `note` says what else stands on the first axis."""
+    `unit`), ordered by time unless `note` names another first axis."""
 
     name: str
     unit: str
@@ -34,10 +40,17 @@ class Exhibit:
     note: str = ""
 
 
+def events(
+    name: str, unit: str, points: Iterable[tuple[int | None, float]], note: str = ""
+) -> Exhibit:
+    """Return the first `EVENTS_SHOWN` points as evidence."""
+    shown = ((at or 0, round(float(value), 3)) for at, value in islice(points, EVENTS_SHOWN))
+    return Exhibit(name, unit, tuple(shown), note)
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One cause of lost time. `stage` None: not in a stage of the server (outside it, or the engine
-    as a whole)."""
+    """One cause of lost time. `stage` None: outside the server, or the machine as a whole."""
 
     rule: str
     stage: Stage | None
@@ -79,7 +92,7 @@ class CannotTell:
     """What to record so that the next trace answers it; empty when no recording of ours would."""
     stage: Stage | None = None
     symptom: bool = False
-    """Whether something is wrong and unexplained, rather than a rule that could not look."""
+    """Something is wrong and unexplained; else a rule could not look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +109,15 @@ class Diagnosis:
     rules: tuple[str, ...] = field(default=(), repr=False)
     """Names of all rules that were asked."""
 
-    def to_document(self) -> dict[str, object]:
-        """The diagnosis as plain data for JSON, ids cleaned; ``docs/diagnosis.md`` describes each
-        field."""
+    def to_document(self) -> dict[str, Any]:
+        """Return plain data for JSON, ids cleaned; ``docs/diagnosis.md`` describes each field."""
         return {
             "schema": SCHEMA,
             "verdict": self.verdict,
             "healthy": not self.findings and not any(entry.symptom for entry in self.cannot_tell),
             "requests": self.requests,
             "steps": self.steps,
-            "seconds": round((self.now - self.began) / 1e9, 3),
+            "seconds": round((self.now - self.began) / NS_PER_S, 3),
             "findings": [self._finding(finding) for finding in self.findings],
             "cannot_tell": [
                 {
@@ -121,74 +133,74 @@ class Diagnosis:
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], began: int) -> Diagnosis:
-        """What `to_document` wrote down, of a trace that began at `began` (ns). Raises KeyError,
-        TypeError or ValueError for anything else."""
-        return cls(
-            verdict=str(document["verdict"]),
-            findings=tuple(_finding_of(entry) for entry in document["findings"]),
-            cannot_tell=tuple(
-                CannotTell(
-                    str(entry["question"]),
-                    str(entry["reason"]),
-                    str(entry["record"]),
-                    None if entry["stage"] is None else parse(entry["stage"]),
-                    bool(entry["symptom"]),
-                )
-                for entry in document["cannot_tell"]
-            ),
-            began=began,
-            now=began + round(document["seconds"] * 1e9),
-            requests=int(document["requests"]),
-            steps=int(document["steps"]),
-        )
+        """Read back what `to_document` wrote, of a trace that began at `began` (ns).
 
-    def summary(self) -> dict[str, object]:
-        """As `to_document`, without the evidence and what cannot be told: for a document about
-        something else."""
+        Raises:
+            KeyError, TypeError, ValueError: for anything else.
+        """
+        fields = {
+            **document,
+            "findings": [
+                entry
+                | {
+                    "stage": entry["stage_number"],
+                    "start": entry["start_ns"],
+                    "end": entry["end_ns"],
+                }
+                for entry in document["findings"]
+            ],
+            "cannot_tell": [
+                entry | {"stage": None if entry["stage"] is None else int(parse(entry["stage"]))}
+                for entry in document["cannot_tell"]
+            ],
+            "began": began,
+            "now": began + round(document["seconds"] * NS_PER_S),
+        }
+        try:
+            return msgspec.convert(fields, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from None
+
+    def summary(self) -> dict[str, Any]:
+        """Return `to_document` without evidence and open questions, for another document."""
         document = self.to_document()
-        findings = [self._finding(finding) for finding in self.findings]
-        for finding in findings:
+        for finding in document["findings"]:
             del finding["evidence"]
-        kept = ("verdict", "healthy", "requests", "steps", "seconds")
-        return {**{name: document[name] for name in kept}, "findings": findings}
+        kept = ("verdict", "healthy", "requests", "steps", "seconds", "findings")
+        return {name: document[name] for name in kept}
 
     def exit_code(self, fail_on: Sequence[str]) -> int:
-        """1 when a finding matches an entry of `fail_on`, else 0.
+        """Return 1 when a finding matches an entry of `fail_on`, else 0.
 
         An entry is the name of a rule, a stage's id or number, or ``any``. Raises ValueError for
         another word.
         """
-        wanted = [self._matcher(entry) for entry in fail_on]
-        return int(any(
-            rule == finding.rule or (stage is not None and stage == finding.stage) or anything
-            for finding in self.findings
-            for rule, stage, anything in wanted
-        ))  # fmt: skip
+        failing: set[str | Stage] = {self._matcher(entry) for entry in fail_on}
+        return int(any({"any", finding.rule, finding.stage} & failing for finding in self.findings))
 
-    def _matcher(self, entry: str) -> tuple[str, Stage | None, bool]:
+    def _matcher(self, entry: str) -> str | Stage:
         word = entry.strip().lower()
-        if word == "any":
-            return "", None, True
-        if word in self.rules:
-            return word, None, False
+        if word == "any" or word in self.rules:
+            return word
         try:
-            return "", parse(word), False
+            return parse(word)
         except ValueError:
             known = ", ".join(self.rules)
             raise ValueError(f"no rule or stage called {entry!r}; rules are any, {known}") from None
 
-    def _finding(self, finding: Finding) -> dict[str, object]:
+    def _finding(self, finding: Finding) -> dict[str, Any]:
+        stage, end = finding.stage, finding.end
         return {
             "rule": finding.rule,
-            "stage": None if finding.stage is None else finding.stage.id,
-            "stage_number": None if finding.stage is None else int(finding.stage),
+            "stage": None if stage is None else stage.id,
+            "stage_number": None if stage is None else int(stage),
             "statement": finding.statement,
             "check": finding.check,
             "lost_ms": round(finding.lost_ms, 3),
-            "start_s": round((finding.start - self.began) / 1e9, 3),
-            "end_s": None if finding.end is None else round((finding.end - self.began) / 1e9, 3),
+            "start_s": round((finding.start - self.began) / NS_PER_S, 3),
+            "end_s": None if end is None else round((end - self.began) / NS_PER_S, 3),
             "start_ns": finding.start,
-            "end_ns": finding.end,
+            "end_ns": end,
             "confidence": round(finding.confidence, 2),
             "affected": [clean(name) for name in finding.affected],
             "affected_total": finding.affected_total,
@@ -200,35 +212,8 @@ class Diagnosis:
                     "name": exhibit.name,
                     "unit": exhibit.unit,
                     "note": exhibit.note,
-                    "points": [[instant, value] for instant, value in exhibit.points],
+                    "points": [list(point) for point in exhibit.points],
                 }
                 for exhibit in finding.evidence
             ],
         }
-
-
-def _finding_of(entry: Mapping[str, Any]) -> Finding:
-    return Finding(
-        rule=str(entry["rule"]),
-        stage=None if entry["stage"] is None else parse(entry["stage"]),
-        statement=str(entry["statement"]),
-        check=str(entry["check"]),
-        lost_ms=float(entry["lost_ms"]),
-        start=int(entry["start_ns"]),
-        end=None if entry["end_ns"] is None else int(entry["end_ns"]),
-        confidence=float(entry["confidence"]),
-        affected=tuple(map(str, entry["affected"])),
-        affected_total=int(entry["affected_total"]),
-        culprit=None if entry["culprit"] is None else str(entry["culprit"]),
-        engine=str(entry["engine"]),
-        evidence=tuple(
-            Exhibit(
-                str(exhibit["name"]),
-                str(exhibit["unit"]),
-                tuple((int(at), float(value)) for at, value in exhibit["points"]),
-                str(exhibit["note"]),
-            )
-            for exhibit in entry["evidence"]
-        ),
-        explains=tuple(map(str, entry["explains"])),
-    )

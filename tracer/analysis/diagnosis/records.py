@@ -4,44 +4,36 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
-from engine_hooks.protocol.clock import NS_PER_MS
+from tracer.analysis.diagnosis.figures import shown
 from tracer.analysis.diagnosis.series import Beat, Send, sends_of
 from tracer.analysis.diagnosis.steps import Ints, StepTable
-from tracer.format.text import clean, fit
 from tracer.state.request import latency
-
-NAME_SHOWN: Final = 48
-"""Characters of an id or a tenant inside a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
-class Waited:
-    """One preemption: lost its place at `begin`, was taken again at `resumed` (None: not yet).
-    `computed` tokens lost."""
+class Preemption:
+    """Lost its place at `begin`, was scheduled again at `resumed` (None: not yet)."""
 
     begin: int
     resumed: int | None
-    computed: int
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """One pass over prompt tokens: place of the step in the engine's table (-1 when it is not
-    kept), `tokens` run."""
+class PrefillPass:
+    """`tokens` of a prompt in one step; its `place` in the engine's table, -1 when not kept."""
 
     place: int
     tokens: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Asked:
-    """One request. Instants in ns, None where no event told them. `tokens` are the instants of its
-    output tokens."""
+class RequestFacts:
+    """One request. Instants in ns, None where no event told them."""
 
     index: int
     id: str
@@ -58,7 +50,7 @@ class Asked:
     tokenise_begin: int | None
     tokenise_end: int | None
     handed: int | None
-    """Begin of stage 4: handed to the engine, or taken by its queue."""
+    """Start of stage 4: handed to the engine, or taken by its queue."""
     queued: int | None
     lookup: int | None
     first_token: int | None
@@ -68,21 +60,18 @@ class Asked:
     closed: int | None
     over: int | None
     lost: bool
-    incomplete: bool
     offline: bool
     disconnected: bool
     error: str
     prompt_tokens: int
-    """-1 when not known, as are the next three."""
+    """-1 when not known, as are the next two."""
     cached_tokens: int
-    max_tokens: int
     blocks: int
     output_tokens: int
     recomputed: int
-    attempts: int
-    preemptions: tuple[Waited, ...]
-    passes: tuple[Ran, ...]
-    redone: tuple[Ran, ...]
+    preemptions: tuple[Preemption, ...]
+    passes: tuple[PrefillPass, ...]
+    redone: tuple[PrefillPass, ...]
     sent_chunks: int
     sent_tokens: int
     sent_work: int
@@ -91,17 +80,23 @@ class Asked:
     prompt_ids: bytes
     prompt_text: str | None
     tokens: Ints
+    """Instants of its output tokens."""
     fronted: bool
 
     @property
     def sends(self) -> tuple[Send, ...]:
-        """Its stream's progress over time."""
         return sends_of(self.progress)
 
     @property
     def name(self) -> str:
         """Its id, fit to stand in a sentence."""
         return shown(self.id)
+
+    @property
+    def ids(self) -> Ints:
+        """Its prompt's token ids, as far as they were kept."""
+        whole = self.prompt_ids[: len(self.prompt_ids) // 4 * 4]
+        return np.frombuffer(whole, "<u4").astype(np.int64)
 
     @property
     def queue(self) -> int | None:
@@ -115,20 +110,29 @@ class Asked:
 
     @property
     def ttft(self) -> int | None:
-        """As `state.latency.ttft`, for answers that are streamed; first token known for those that
-        are not."""
+        """Receipt to first chunk, or to first token for answers in one piece."""
         out = self.handed_out if self.streamed else self.first_token
         return latency.interval(self.received, out)
 
     @property
+    def tpot(self) -> float:
+        """Mean ns from one token to the next; NaN without two."""
+        count = len(self.tokens) - 1
+        return float(self.tokens[-1] - self.tokens[0]) / count if count > 0 else math.nan
+
+    @property
     def streamed(self) -> bool:
-        """Whether its tokens are handed out one by one (guessed from the chunks when the request
-        did not say)."""
+        """Its tokens are handed out one by one (guessed when the request did not say)."""
         if self.offline:
             return False
         if self.streaming is not None:
             return self.streaming
         return self.sent_chunks >= max(4, self.output_tokens // 2)
+
+    @property
+    def tells_work(self) -> bool:
+        """Streamed, with the Python work on its tokens known."""
+        return self.streamed and self.sent_tokens > 0 and self.sent_work >= 0
 
     @property
     def uncached(self) -> int:
@@ -143,12 +147,14 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineFacts:
-    """One engine (or front end): what it is, its steps, its heartbeats. -1 for sizes that are not
-    known."""
+    """One engine (or front end). -1 for sizes that are not known."""
 
     source: str
     title: str
-    name: str
+    role: str
+    pid: int
+    parent: int
+    """Process id of whoever started it."""
     model: str
     device: str
     status: str
@@ -160,26 +166,32 @@ class EngineFacts:
     max_batch: int
     max_batch_tokens: int
     prefix_caching: int
-    cuda_graphs: int
-    threads: int
-    role: str
-    unavailable: frozenset[int]
-    """Stages whose coverage is *unavailable*."""
-    missing: int
     steps: StepTable
-    requests: tuple[Asked, ...]
+    requests: tuple[RequestFacts, ...]
     beats: tuple[Beat, ...]
     evictions: Ints
-    evicted: int
-    preempted: int
-    pid: int = 0
-    parent: int = 0
-    """Process id of whoever started it."""
 
     @property
     def blocks_of(self) -> int:
         """Tokens in a block; 16 when the engine did not say, the most common size."""
         return self.block_size if self.block_size > 0 else 16
+
+    def decoding(self, begin: int, end: int) -> list[RequestFacts]:
+        """Return the requests that decoded at some time in `begin` … `end`."""
+        return [
+            request
+            for request in self.requests
+            if len(request.tokens) and request.tokens[0] <= end and request.tokens[-1] >= begin
+        ]
+
+    def decoding_at(self, times: Ints) -> list[RequestFacts]:
+        """Return the requests that decoded at one of `times`."""
+        return [
+            request
+            for request in self.requests
+            if len(request.tokens)
+            and bool(((times >= request.tokens[0]) & (times <= request.tokens[-1])).any())
+        ]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,7 +200,7 @@ class Evidence:
 
     began: int
     now: int
-    requests: tuple[Asked, ...]
+    requests: tuple[RequestFacts, ...]
     engines: tuple[EngineFacts, ...]
     """Those that ran steps or had requests queued."""
     fronts: tuple[EngineFacts, ...]
@@ -197,46 +209,39 @@ class Evidence:
     set_aside: int
     """Events whose time contradicts the others."""
     with_series: bool
-    """Whether heartbeats, streams and evictions were kept over time."""
+    """Heartbeats, streams and evictions were kept over time."""
     quotes: bool = True
-    """Whether a finding may cite a prompt: `TraceState.quotes`."""
+    """A finding may cite a prompt: `TraceState.quotes`."""
 
     def computes(self, engine: EngineFacts) -> EngineFacts:
-        """The process in which an engine's forward passes run: a worker of its own, where it has
-        one, or itself. Of several workers the busiest."""
+        """Return the process in which an engine's forward passes run: a worker of its own, where it
+        has one, or itself. Of several workers the busiest."""
         workers = [front for front in self.fronts if front.role == "worker" and front.beats]
-        mine = [worker for worker in workers if worker.parent == engine.pid] or (
-            workers if len(self.engines) == 1 else []
-        )
+        mine = [worker for worker in workers if worker.parent == engine.pid]
+        if not mine and len(self.engines) == 1:
+            mine = workers
         return max(
             mine,
             key=lambda worker: worker.beats[-1].cpu_ns - worker.beats[0].cpu_ns,
             default=engine,
         )
 
+    def until(self, request: RequestFacts) -> int:
+        """Return when a request was over, or the end of the evidence (ns)."""
+        return request.over or self.now
+
+    def lived(self, request: RequestFacts) -> int:
+        """Return ns from its receipt to its end, so far."""
+        return self.until(request) - request.begin
+
+    def alive(self, requests: Sequence[RequestFacts], begin: int, end: int) -> list[RequestFacts]:
+        """Return those of `requests` that were there at some time in `begin` … `end`."""
+        return [r for r in requests if r.begin <= end and self.until(r) >= begin]
+
     @property
     def seconds(self) -> float:
-        """Length of the trace."""
         return (self.now - self.began) / 1e9
 
     @property
     def steps(self) -> int:
-        """Steps of all engines."""
         return sum(len(engine.steps) for engine in self.engines)
-
-
-def shown(name: str) -> str:
-    """A name that a client or an engine chose, fit to stand in a sentence."""
-    safe = clean(name)
-    return safe if len(safe) <= NAME_SHOWN else fit(safe, NAME_SHOWN, ellipsis="…").rstrip()
-
-
-def ms(ns: float) -> float:
-    """ns as ms."""
-    return ns / NS_PER_MS
-
-
-def median(values: object) -> float:
-    """Median of any sequence of numbers; NaN of none."""
-    array = np.asarray(values, np.float64)
-    return float(np.median(array)) if array.size else math.nan

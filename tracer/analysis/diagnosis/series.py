@@ -2,14 +2,15 @@
 streams, evictions.
 
 `ObservedState` is a `TraceState` that keeps them beside its own state; a plain one can be diagnosed
-too, the rules that need a series then say nothing or say what to record.
+too, the rules that need a series then find nothing or name what to record.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from engine_hooks.protocol.events import Event, Evicted, Heartbeat, Sent
@@ -22,24 +23,21 @@ any more."""
 SENDS_KEPT: Final = 400
 """Progress reports a request: 80 s of a stream. Beyond it the oldest go."""
 STREAMS_KEPT: Final = 2_000
-"""Requests whose progress is kept, where nothing else is said; beyond it the oldest are forgotten.
-One that streams for a minute takes 8 KB."""
+"""Requests whose progress is kept, unless told otherwise; beyond it the oldest are forgotten. A
+stream of a minute takes 8 KB."""
 EVICTIONS_KEPT: Final = 4_096
-"""Evictions a source; likewise."""
+"""Evictions a source; beyond it the oldest go."""
 
 
 class Beat(NamedTuple):
-    """A heartbeat: instant in ns, CPU time of the process so far in ns (-1 not known), its
-    threads."""
+    """A heartbeat: instant in ns, CPU time of the process so far in ns (-1 not known)."""
 
     t: int
     cpu_ns: int
-    threads: int
 
 
 class Send(NamedTuple):
-    """Progress of a stream, cumulative: instant in ns, chunks, tokens (-1 not known), Python work
-    in ns (-1)."""
+    """Progress of a stream so far: ns, chunks, tokens, ns of Python work (-1 unknown)."""
 
     t: int
     chunks: int
@@ -49,11 +47,9 @@ class Send(NamedTuple):
 
 _ROW: Final = len(Send._fields)
 
-Keep = Callable[[str, Any], None]
-
 
 def sends_of(rows: array[int] | None) -> tuple[Send, ...]:
-    """The rows of `Series.progress`."""
+    """Return the rows of `Series.progress`."""
     return () if rows is None else tuple(map(Send._make, zip(*[iter(rows)] * _ROW, strict=True)))
 
 
@@ -61,27 +57,22 @@ class Series:
     """Bounded series of one trace, by source and by (source, key)."""
 
     def __init__(self, keep_streams: int = STREAMS_KEPT) -> None:
-        self.beats: dict[str, deque[Beat]] = {}
-        self.evictions: dict[str, deque[int]] = {}
+        self.beats: dict[str, deque[Beat]] = defaultdict(partial(deque, maxlen=BEATS_KEPT))
+        self.evictions: dict[str, deque[int]] = defaultdict(partial(deque, maxlen=EVICTIONS_KEPT))
         self._keep_streams = keep_streams
         self._sends: dict[tuple[str, int], array[int]] = {}
         """Rows of `Send`, one after the other."""
 
     def progress(self, key: tuple[str, int]) -> array[int] | None:
-        """The progress of the stream that a source calls by a number, as it is now: rows of `Send`,
-        which `sends_of` tells apart. None when none is kept."""
+        """Return a copy of the progress of the stream that a source calls by a number: rows of
+        `Send`, which `sends_of` tells apart. None when none is kept."""
         rows = self._sends.get(key)
         return None if rows is None else rows[:]
 
     def beat(self, source: str, event: Heartbeat) -> None:
-        """Keep a heartbeat."""
-        beats = self.beats.get(source)
-        if beats is None:
-            beats = self.beats[source] = deque(maxlen=BEATS_KEPT)
-        beats.append(Beat(event.t, event.cpu_ns, event.threads))
+        self.beats[source].append(Beat(event.t, event.cpu_ns))
 
     def sent(self, source: str, event: Sent) -> None:
-        """Keep what a stream has come to."""
         rows = self._sends.get((source, event.key))
         if rows is None:
             rows = self._sends[source, event.key] = array("q")
@@ -93,11 +84,7 @@ class Series:
             del rows[: _ROW * SENDS_KEPT // 4]
 
     def evicted(self, source: str, event: Evicted) -> None:
-        """Keep when blocks were evicted."""
-        instants = self.evictions.get(source)
-        if instants is None:
-            instants = self.evictions[source] = deque(maxlen=EVICTIONS_KEPT)
-        instants.append(event.t)
+        self.evictions[source].append(event.t)
 
 
 class ObservedState(TraceState):
@@ -109,21 +96,22 @@ class ObservedState(TraceState):
     ) -> None:
         super().__init__(keep_finished=keep_finished, keep_steps=keep_steps)
         self.series = Series(keep_streams)
-        series = self.series
-        kept: dict[type[Event], Keep] = {
-            Heartbeat: series.beat,
-            Sent: series.sent,
-            Evicted: series.evicted,
+        kept: dict[type[Event], Callable[[str, Any], None]] = {
+            Heartbeat: self.series.beat,
+            Sent: self.series.sent,
+            Evicted: self.series.evicted,
         }
         for kind, keep in kept.items():
-            self._handlers[kind] = self._and(self._handlers[kind], keep)
+            self._handlers[kind] = _both(self._handlers[kind], keep)
 
-    @staticmethod
-    def _and(fold: Callable[[Source, Any], None], keep: Keep) -> Callable[[Source, Any], None]:
-        """What folds an event, followed by keeping it."""
 
-        def both(source: Source, event: Any) -> None:
-            fold(source, event)
-            keep(source.name, event)
+def _both(
+    fold: Callable[[Source, Any], None], keep: Callable[[str, Any], None]
+) -> Callable[[Source, Any], None]:
+    """Return a handler that folds an event, then keeps it."""
 
-        return both
+    def both(source: Source, event: Any) -> None:
+        fold(source, event)
+        keep(source.name, event)
+
+    return both

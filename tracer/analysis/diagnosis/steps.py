@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import Final
@@ -17,44 +17,8 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-_FIELDS: Final = (
-    "t",
-    "n",
-    "scheduled",
-    "launched",
-    "embed",
-    "layers",
-    "head",
-    "logits",
-    "sampled",
-    "token",
-    "end",
-    "tokens",
-    "used",
-    "cached",
-    "free",
-    "waiting",
-    "running",
-    "preempted",
-    "timing",
-    "wait",
-    "graph",
-)
-
-
 _LARGEST: Final = 1 << 61
 """No honest step has a larger number; two of these can be added."""
-
-
-def _column(steps: Sequence[Step], name: str) -> Ints:
-    """A field of all steps. What a hostile step has beyond `_LARGEST` is cut to it."""
-    try:
-        column = np.fromiter(map(attrgetter(name), steps), np.int64, len(steps))
-    except OverflowError:
-        column = np.array(
-            [min(max(getattr(step, name), -_LARGEST), _LARGEST) for step in steps], np.int64
-        )
-    return np.clip(column, -_LARGEST, _LARGEST)
 
 
 @dataclass(eq=False)
@@ -63,95 +27,86 @@ class StepTable:
     measured.
 
     `tokens_at` the instant at which a step's tokens were known; `sizes` members; `prefill` prompt
-    tokens that it ran (recomputed ones included); `joined` members that were not in the step
-    before. `prefilling` members that ran prompt tokens, `owner` the one with most of them (index of
-    a request, -1 for none) and `context` tokens in the KV cache of all members are filled in by the
-    evidence, which knows the requests.
+    tokens that it ran (recomputed ones included); `first` the index of the first step in the
+    engine's history. The evidence, which knows the requests, fills in `prefilling` (members that
+    ran prompt tokens), `owner` (index of the request with most of them, -1 for none), its
+    `owner_tokens`, and `context` (tokens in the KV cache of all members).
     """
 
-    columns: dict[str, Ints]
+    steps: Sequence[Step]
     tokens_at: Ints
     sizes: Ints
     prefill: Ints
-    joined: Ints
     first: int = 0
-    """Index in the engine's history of the first step here."""
-    prefilling: Ints = field(init=False)
-    owner: Ints = field(init=False)
-    owner_tokens: Ints = field(init=False)
-    context: Floats = field(init=False)
 
     def __post_init__(self) -> None:
-        size = len(self)
-        self.prefilling = np.zeros(size, np.int64)
-        self.owner = np.full(size, -1, np.int64)
-        self.owner_tokens = np.zeros(size, np.int64)
-        self.context = np.zeros(size)
-
-    @classmethod
-    def of(
-        cls, steps: Sequence[Step], tokens: Ints, sizes: Ints, prefill: Ints, first: int
-    ) -> StepTable:
-        """From a step history's lists, all of the same length; `first` is the index of the first
-        step."""
-        count = len(steps)
-        columns = {name: _column(steps, name) for name in _FIELDS}
-        joined = np.fromiter((len(step.joined) // 4 for step in steps), np.int64, count)
-        return cls(columns, tokens, sizes, prefill, joined, first)
+        self._columns: dict[str, Ints] = {}
+        self.prefilling: Ints = np.zeros(len(self), np.int64)
+        self.owner: Ints = np.full(len(self), -1, np.int64)
+        self.owner_tokens: Ints = np.zeros(len(self), np.int64)
+        self.context: Floats = np.zeros(len(self))
 
     def __len__(self) -> int:
         return len(self.tokens_at)
 
-    # --- instants and lengths ---------------------------------------------------------------------
+    def column(self, name: str) -> Ints:
+        """Return a field of the step events. What a hostile step has beyond `_LARGEST` is cut."""
+        known = self._columns.get(name)
+        if known is None:
+            try:
+                known = np.fromiter(map(attrgetter(name), self.steps), np.int64, len(self))
+            except OverflowError:
+                values = [min(max(getattr(step, name), -_LARGEST), _LARGEST) for step in self.steps]
+                known = np.array(values, np.int64)
+            known = self._columns[name] = np.clip(known, -_LARGEST, _LARGEST)
+        return known
 
     @cached_property
     def begin(self) -> Ints:
         """When scheduling began."""
-        return self.columns["t"]
+        return self.column("t")
 
     @cached_property
     def end(self) -> Ints:
         """When the step was over: its end, or the instant of its tokens if that is later."""
-        out: Ints = np.maximum(self.begin + np.maximum(self.columns["end"], 0), self.tokens_at)
+        out: Ints = np.maximum(self.begin + np.maximum(self.column("end"), 0), self.tokens_at)
         return out
 
     @cached_property
     def duration(self) -> Ints:
-        """Begin to end. With asynchronous batching steps overlap: see `interval`."""
+        """Start to end. With asynchronous batching steps overlap: see `interval`."""
         out: Ints = np.maximum(self.end - self.begin, 0)
         return out
 
     @cached_property
     def interval(self) -> Ints:
-        """From the token of the step before to this one's: the ITL of all who were in both. 0 for
-        the first step."""
-        out: Ints = np.zeros(len(self), np.int64)
-        out[1:] = np.diff(self.tokens_at)
-        return out
+        """From the token of the step before to this one's: an ITL. 0 for the first step."""
+        return np.diff(self.tokens_at, prepend=self.tokens_at[:1])
 
     @cached_property
     def gap(self) -> Ints:
         """Time before the step in which no step was in progress; 0 for the first."""
-        out: Ints = np.zeros(len(self), np.int64)
-        if len(self) > 1:
-            out[1:] = np.maximum(self.begin[1:] - np.maximum.accumulate(self.end)[:-1], 0)
+        out: Ints = np.maximum(self.begin - self._reached_before, 0)
         return out
 
     @cached_property
     def span(self) -> Ints:
-        """Time that this step adds to those before it: from the end of all earlier ones (or its
-        begin) to its end."""
+        """From the end of all earlier steps (or its start) to its end."""
         reached = np.maximum.accumulate(self.end)
-        before = np.concatenate([self.begin[:1], reached[:-1]]) if len(self) else self.begin
-        out: Ints = np.maximum(reached - np.maximum(self.begin, before), 0)
+        out: Ints = np.maximum(reached - np.maximum(self.begin, self._reached_before), 0)
         return out
 
-    # --- members ----------------------------------------------------------------------------------
+    @cached_property
+    def _reached_before(self) -> Ints:
+        """When all earlier steps were over; its own start for the first."""
+        reached: Ints = np.maximum.accumulate(self.end)
+        return np.concatenate([self.begin[:1], reached[:-1]])
 
     @cached_property
     def continuing(self) -> Ints:
         """Members that were in the step before too."""
-        out: Ints = np.maximum(self.sizes - self.joined, 0)
+        joined = np.fromiter((len(step.joined) // 4 for step in self.steps), np.int64, len(self))
+        out: Ints = np.maximum(self.sizes - joined, 0)
         return out
 
     @cached_property
@@ -162,11 +117,9 @@ class StepTable:
 
     @cached_property
     def plain(self) -> Flags:
-        """Steps that only decode, right after a step with the same requests: their interval is a
-        clean ITL."""
+        """Steps that only decode, with the members of the step before: a clean ITL."""
         flags: Flags = (self.prefill == 0) & (self.continuing == self.sizes) & (self.sizes > 0)
-        if len(flags):
-            flags[0] = False
+        flags[:1] = False
         return flags
 
     @cached_property
@@ -177,76 +130,63 @@ class StepTable:
 
     @cached_property
     def prefill_cost(self) -> float:
-        """Median ns for one prompt token, over steps that ran at least 16; 0.0 when there are
-        none."""
+        """Median ns for one prompt token, over steps that ran at least 16; 0.0 without any."""
         chosen = self.prefill >= 16
-        return (
-            float(np.median(self.duration[chosen] / self.prefill[chosen])) if chosen.any() else 0.0
-        )
-
-    # --- phases -----------------------------------------------------------------------------------
-
-    def column(self, name: str) -> Ints:
-        """One field of the step events as it was told."""
-        return self.columns[name]
+        costs = self.duration[chosen] / self.prefill[chosen]
+        return float(np.median(costs)) if len(costs) else 0.0
 
     @cached_property
     def sampling(self) -> Ints:
         """Logits known to token ids known, less the waiting for the device in it; -1 where that
         cannot be told.
 
-        With CUDA events it is the sampler on the device. Where the host only timed launches it
-        holds the whole pass.
+        With CUDA events: the sampler on the device. Where the host only timed launches this would
+        hold the whole pass.
         """
-        logits, token, sampled = (
-            self.columns["logits"],
-            self.tokens_at - self.begin,
-            self.columns["sampled"],
-        )
-        timing, wait = self.columns["timing"], self.columns["wait"]
-        host = np.where(logits >= 0, np.maximum(token - logits - np.maximum(wait, 0), 0), -1)
+        logits, sampled = self.column("logits"), self.column("sampled")
+        timing, wait = self.column("timing"), np.maximum(self.column("wait"), 0)
+        on_host = np.maximum(self.tokens_at - self.begin - logits - wait, 0)
+        host = np.where(logits >= 0, on_host, -1)
         device = np.where((logits >= 0) & (sampled >= logits), sampled - logits, -1)
-        out: Ints = np.where(
-            timing == Timing.HOST, host, np.where(timing == Timing.LAUNCH, -1, device)
-        )
+        no_host = np.where(timing == Timing.LAUNCH, -1, device)
+        out: Ints = np.where(timing == Timing.HOST, host, no_host)
         return out
 
     @cached_property
     def computing(self) -> Ints:
         """Embedding to logits of the host's clock; -1 where it was not timed synchronously."""
-        logits = self.columns["logits"]
-        begin = np.where(self.columns["embed"] >= 0, self.columns["embed"], self.columns["layers"])
-        known = (
-            (logits >= 0)
-            & (begin >= 0)
-            & (logits >= begin)
-            & (self.columns["timing"] == Timing.HOST)
-        )
+        logits, embed = self.column("logits"), self.column("embed")
+        begin = np.where(embed >= 0, embed, self.column("layers"))
+        known = (begin >= 0) & (logits >= begin) & (self.column("timing") == Timing.HOST)
         out: Ints = np.where(known, logits - begin, -1)
         return out
 
     @cached_property
     def schedule(self) -> Ints:
-        """The batch is chosen; -1 where not told."""
-        return self.columns["scheduled"]
+        """Choosing the batch; 0 where not told."""
+        out: Ints = np.maximum(self.column("scheduled"), 0)
+        return out
 
     @cached_property
     def prepare(self) -> Ints:
-        """Batch chosen to forward pass entered; -1 where not told."""
-        scheduled, launched = self.columns["scheduled"], self.columns["launched"]
-        out: Ints = np.where((scheduled >= 0) & (launched >= scheduled), launched - scheduled, -1)
+        """Batch chosen to forward pass entered; 0 where not told."""
+        scheduled, launched = self.column("scheduled"), self.column("launched")
+        out: Ints = np.where((scheduled >= 0) & (launched >= scheduled), launched - scheduled, 0)
         return out
 
     @cached_property
     def update(self) -> Ints:
-        """Tokens known to the end of the step; -1 where not told."""
-        out: Ints = np.where(self.columns["end"] >= 0, np.maximum(self.end - self.tokens_at, 0), -1)
+        """Tokens known to the end of the step before: that delays this one. 0 where not told."""
+        told = np.where(self.column("end") >= 0, np.maximum(self.end - self.tokens_at, 0), 0)
+        out: Ints = np.concatenate([np.zeros(1, np.int64), told[:-1]])[: len(self)]
         return out
 
-    # --- picking ----------------------------------------------------------------------------------
-
     def between(self, begin: int, end: int) -> slice:
-        """The steps whose tokens were known in `begin` … `end` (ns, inclusive)."""
+        """Return the steps whose tokens were known in `begin` … `end` (ns, inclusive)."""
         low = int(np.searchsorted(self.tokens_at, begin, "left"))
         high = int(np.searchsorted(self.tokens_at, end, "right"))
         return slice(low, max(low, high))
+
+    def window(self, first: int, last: int) -> tuple[int, int]:
+        """Return when the step at place `first` began and the one at `last` was over (ns)."""
+        return int(self.begin[first]), int(self.end[last])

@@ -1,4 +1,4 @@
-"""The steps of a trace as columns: what was in each one, and how long its parts took."""
+"""The steps of a trace as columns: their contents and the times of their parts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tracer.analysis.model.shape import Floats
 from tracer.state.view import StepView
-
-Floats = NDArray[np.float64]
 
 _LAYERS: Final = frozenset({"embed", "layers"})
 _IDLE_NS: Final = 5_000_000
@@ -44,25 +43,22 @@ class StepTable:
 
     @property
     def total(self) -> Floats:
-        """ms of the whole step."""
         return self.layers + self.head + self.host + self.after
 
     @property
     def head_told(self) -> bool:
-        """Whether the LM head's time is known for most steps."""
+        """The LM head's time is known for most steps."""
         return len(self) > 0 and float(np.median(self.head)) > 0
 
     def rows(self, index: NDArray[np.intp] | slice) -> StepTable:
-        """Some of the steps."""
         return StepTable(*(getattr(self, name)[index] for name in self.__slots__))
 
     def resampled(self, generator: np.random.Generator) -> StepTable:
-        """As many steps, drawn with replacement in blocks of neighbours."""
+        """Return as many steps, drawn with replacement in blocks of neighbours."""
         count = len(self)
         starts = generator.integers(0, max(1, count - _BLOCK + 1), size=-(-count // _BLOCK))
-        return self.rows(
-            np.minimum((starts[:, None] + np.arange(_BLOCK)).ravel()[:count], count - 1)
-        )
+        drawn = (starts[:, None] + np.arange(_BLOCK)).ravel()[:count]
+        return self.rows(np.minimum(drawn, count - 1))
 
 
 def step_table(
@@ -71,8 +67,8 @@ def step_table(
     context: Floats | None = None,
     pairs: Floats | None = None,
 ) -> tuple[StepTable, float]:
-    """The usable steps of the first engine among `steps` (oldest first), and the median gap between
-    steps that follow each other (ms).
+    """Return the usable steps of the first engine among `steps` (oldest first), and the median gap
+    between steps that follow each other (ms).
 
     A step's time is what it adds: one that was prepared while the step before it ran counts from
     that one's end. `context` and `pairs` as in `StepTable`; without them they are guessed from the
@@ -81,7 +77,7 @@ def step_table(
     rows: list[tuple[float, ...]] = []
     gaps: list[float] = []
     source, end_before = "", 0
-    for place, step in enumerate(steps):
+    for index, step in enumerate(steps):
         source = source or step.source
         if step.source != source or step.tokens <= 0 or step.batch <= 0:
             continue
@@ -89,18 +85,16 @@ def step_table(
             gaps.append((step.begin - end_before) / 1e6)
         total = (step.end - max(step.begin, end_before)) / 1e6
         end_before = max(end_before, step.end)
-        held = float(context[place]) if context is not None else 0.0
+        held = float(context[index]) if context is not None else 0.0
         # the last block of a sequence is half full on average
         if held <= 0.0 and step.used is not None:
             held = max(float(step.tokens), step.used * block_size - step.batch * block_size / 2.0)
         if total <= 0 or held <= 0.0:
             continue
-        met = float(pairs[place]) if pairs is not None else 0.0
+        met = float(pairs[index]) if pairs is not None else 0.0
         if met <= 0.0:  # a token of a prompt meets half of an average sequence
-            mean = held / step.batch
-            met = (
-                max(0, step.tokens - step.prefill_tokens) * mean + step.prefill_tokens * mean / 2.0
-            )
+            decoded = max(0, step.tokens - step.prefill_tokens)
+            met = (decoded + step.prefill_tokens / 2.0) * held / step.batch
         parts = dict(step.parts)
         layers = sum(ms for name, ms in step.parts if name in _LAYERS)
         head, after = parts.get("head", 0.0), min(parts.get("update", 0.0), total)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from engine_hooks.protocol import regular_file
 from tracer.analysis.errors import AnalysisError
+from tracer.analysis.model.presets import PRESETS
 from tracer.analysis.model.shape import BITS, AttentionLayers, ModelShape, dtype_name
 
 CONFIG_ROOM: Final = 4 * 1024 * 1024
@@ -28,7 +30,7 @@ default."""
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises AnalysisError."""
+    """Return the JSON object in a file. Raises AnalysisError."""
     try:
         data = regular_file.read(path, CONFIG_ROOM + 1)
     except OSError as error:
@@ -51,7 +53,7 @@ class _Fields:
         self.config, self.name = config, name
 
     def count(self, *names: str, default: int | None = None, most: int = _LARGEST) -> int:
-        """A whole number of at least 0 under the first of `names` that is there."""
+        """Return the whole number of at least 0 under the first of `names` that is there."""
         for name in names:
             value = self.config.get(name)
             if isinstance(value, list) and value and all(isinstance(item, int) for item in value):
@@ -69,20 +71,20 @@ class _Fields:
             raise AnalysisError(f"{self.name}: the config has no {names[0]}")
         return default
 
+    def optional(self, *names: str) -> int:
+        """Return what `count` does, 0 where none of `names` is there."""
+        return self.count(*names, default=0)
+
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
         return self.config.get(name) is not None
 
 
 def shape_of_config(config: Mapping[str, Any], name: str) -> ModelShape:
-    """The shape that a config describes. Raises AnalysisError naming the field that is missing or
-    makes no sense."""
-    outer = config
-    inner = config.get("text_config")
+    """Return the shape that a config describes. Raises AnalysisError naming the field that is
+    missing or makes no sense."""
+    outer, inner = config, config.get("text_config")
     if isinstance(inner, Mapping) and not config.get("num_hidden_layers"):
         config = {**config, **inner}
-        for shared in ("quantization_config", "tie_word_embeddings"):
-            config[shared] = inner.get(shared, outer.get(shared))
     fields = _Fields(config, name)
     family = str(config.get("model_type", ""))
     layers = fields.count(
@@ -98,78 +100,63 @@ def shape_of_config(config: Mapping[str, Any], name: str) -> ModelShape:
     tied = config.get("tie_word_embeddings")
     tied = bool(tied) if isinstance(tied, bool) else family in _TIED_BY_DEFAULT
 
-    mla = fields.has("kv_lora_rank")
-    attention = _latent_attention(fields, hidden, heads) if mla else (
-        hidden * head_dim * (2 * heads + 2 * kv_heads), heads * head_dim, 2.0 * kv_heads * head_dim
-    )  # fmt: skip
-    attention_params, width, kv_elements = attention
-    dense, experts, active, expert_count, chosen = _mlp(fields, family, layers, hidden)
+    latent = fields.has("kv_lora_rank")
+    if latent:
+        attention_params, width, kv_elements = _latent_attention(fields, hidden, heads)
+    else:
+        attention_params = hidden * head_dim * (2 * heads + 2 * kv_heads)
+        width, kv_elements = heads * head_dim, 2.0 * kv_heads * head_dim
+    mlp = _mlp(fields, family, layers, hidden)
     norms = 2 * hidden * layers + hidden
     ends = vocab * hidden
-    body = float(attention_params * layers + dense + norms)
-    params = body + experts + ends + (0 if tied else ends)
-    active_params = params - experts + active
+    body = float(attention_params * layers + mlp.dense + norms)
+    params = body + mlp.experts + ends + (0 if tied else ends)
 
     base = _base_dtype(config, outer)
-    weight_dtype, compute_dtype, only_experts, quantises_head = _quantisation(
-        config.get("quantization_config"), base
-    )
-    narrow, wide = BITS[weight_dtype] / 8, BITS[base] / 8
-    expert_bytes = experts * narrow
-    body_bytes = (
-        body * wide if only_experts else (body - norms) * narrow + norms * wide
-    ) + expert_bytes
-    head_bytes = ends * (narrow if quantises_head and not tied else wide)
-    kv_dtype = _kv_dtype(config.get("quantization_config"), base)
+    quantisation = config.get("quantization_config")
+    dtypes = _quantised(quantisation, base)
+    narrow, wide = BITS[dtypes.weights] / 8, BITS[base] / 8
+    expert_bytes = mlp.experts * narrow
+    plain = body * wide if dtypes.only_experts else (body - norms) * narrow + norms * wide
+    head_bytes = ends * (narrow if dtypes.head and not tied else wide)
+    kv_dtype = _kv_dtype(quantisation, base)
     return ModelShape(
-        name=name,
-        params=params,
-        active_params=active_params,
-        layers=layers,
-        hidden=hidden,
-        vocab=vocab,
+        name, params, params - mlp.experts + mlp.chosen, layers, hidden, vocab,
         attention_width=width,
         kv_layer_bytes=kv_elements * BITS[kv_dtype] / 8,
-        weight_bytes=body_bytes + ends * wide + (0 if tied else head_bytes),
+        weight_bytes=plain + expert_bytes + ends * wide + (0 if tied else head_bytes),
         embedding_bytes=ends * wide,
         head_bytes=head_bytes,
         attention=_windows(fields, layers),
         tied=tied,
-        expert_params=float(experts),
         expert_bytes=expert_bytes,
-        experts=expert_count,
-        experts_per_token=chosen,
+        experts=mlp.count,
+        experts_per_token=mlp.per_token,
         heads=heads,
-        kv_heads=1 if mla else kv_heads,
+        kv_heads=1 if latent else kv_heads,
         head_dim=head_dim,
-        kv_elements=kv_elements,
-        weight_dtype=weight_dtype,
-        compute_dtype=compute_dtype,
+        weight_dtype=dtypes.weights,
+        compute_dtype=dtypes.compute,
         kv_dtype=kv_dtype,
-        max_context=fields.count(
-            "max_position_embeddings", "n_positions", "max_seq_len", default=0
-        ),
-    )
-
-
-# --- attention ------------------------------------------------------------------------------------
+        max_context=fields.optional("max_position_embeddings", "n_positions", "max_seq_len"),
+    )  # fmt: skip
 
 
 def _kv_heads(fields: _Fields, heads: int) -> int:
-    """Key-value heads: GQA, MQA, or one for each query head."""
-    if fields.config.get("multi_query") is True and not fields.config.get(
-        "new_decoder_architecture"
-    ):
+    """Return the key-value heads: GQA, MQA, or one for each query head."""
+    config = fields.config
+    if config.get("multi_query") is True and not config.get("new_decoder_architecture"):
         return 1
     return fields.count("num_key_value_heads", "num_kv_heads", "n_kv_heads", default=heads) or heads
 
 
 def _latent_attention(fields: _Fields, hidden: int, heads: int) -> tuple[int, int, float]:
-    """Weights of a layer, width and cached numbers of multi-head latent attention (DeepSeek): the
-    cache holds the compressed latent and the rotary part of the key, once for all heads."""
+    """Return weights of a layer, width and cached numbers of multi-head latent attention
+    (DeepSeek): the cache holds the compressed latent and the rotary part of the key, once for all
+    heads."""
     latent, rope = fields.count("kv_lora_rank"), fields.count("qk_rope_head_dim")
     nope, value = fields.count("qk_nope_head_dim"), fields.count("v_head_dim")
-    rank = fields.count("q_lora_rank", default=0)
+    rank = fields.optional("q_lora_rank")
     query = hidden * rank + rank * heads * (nope + rope) if rank else hidden * heads * (nope + rope)
     keys = hidden * (latent + rope) + latent * heads * (nope + value)
     return (
@@ -180,8 +167,8 @@ def _latent_attention(fields: _Fields, hidden: int, heads: int) -> tuple[int, in
 
 
 def _windows(fields: _Fields, layers: int) -> tuple[AttentionLayers, ...]:
-    """Which layers look back how far."""
-    window = fields.count("sliding_window", "attention_window_size", default=0)
+    """Return which layers look back how far."""
+    window = fields.optional("sliding_window", "attention_window_size")
     if fields.config.get("use_sliding_window") is False:
         window = 0
     kinds = fields.config.get("layer_types", fields.config.get("layers_block_type"))
@@ -192,12 +179,12 @@ def _windows(fields: _Fields, layers: int) -> tuple[AttentionLayers, ...]:
         sliding = sum("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds)
         share = layers / len(kinds)
         stateless, sliding = round(stateless * share), round(sliding * share)
-        window = window or fields.count("attention_chunk_size", default=0)
+        window = window or fields.optional("attention_chunk_size")
     elif not window:
         return (AttentionLayers(layers),)
     else:
         stateless = 0
-        pattern = fields.count("sliding_window_pattern", "_sliding_window_pattern", default=0)
+        pattern = fields.optional("sliding_window_pattern", "_sliding_window_pattern")
         if pattern > 1:  # one layer in `pattern` sees everything
             sliding = layers - layers // pattern
         elif fields.has("max_window_layers"):
@@ -207,80 +194,77 @@ def _windows(fields: _Fields, layers: int) -> tuple[AttentionLayers, ...]:
     if not window:
         sliding = 0
     groups = ((layers - sliding - stateless, None), (sliding, window), (stateless, 0))
-    return tuple(AttentionLayers(count, reach) for count, reach in groups if count > 0) or (
-        AttentionLayers(layers),
-    )
+    found = tuple(AttentionLayers(count, reach) for count, reach in groups if count > 0)
+    return found or (AttentionLayers(layers),)
 
 
-# --- MLP and experts ------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Mlp:
+    """Weights over all layers: `dense` outside routed experts, `experts` in them, `chosen` those of
+    them that a token uses. Experts of a layer: `count`, of which a token uses `per_token`."""
+
+    dense: float
+    experts: float = 0.0
+    chosen: float = 0.0
+    count: int = 0
+    per_token: int = 0
 
 
-def _mlp(
-    fields: _Fields, family: str, layers: int, hidden: int
-) -> tuple[float, float, float, int, int]:
-    """Weights outside routed experts over all layers; in them; those of them that a token uses; how
-    many experts there are in a layer, and how many a token uses."""
+def _mlp(fields: _Fields, family: str, layers: int, hidden: int) -> _Mlp:
     matrices = 2 if family in _PLAIN_MLP else 3
-    width = (
-        fields.count("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", default=0)
-        or 4 * hidden
-    )
-    experts = fields.count(
-        "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", default=0
+    width = fields.optional("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+    width = width or 4 * hidden
+    experts = fields.optional(
+        "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"
     )
     if experts < 2:
-        return float(matrices * hidden * width * layers), 0.0, 0.0, 0, 0
+        return _Mlp(float(matrices * hidden * width * layers))
     chosen = fields.count(
         "num_experts_per_tok", "num_experts_per_token", "moe_k", "top_k", default=1
     )
     chosen = min(max(1, chosen), experts)
-    expert_width = (
-        fields.count("moe_intermediate_size", "expert_intermediate_size", default=width) or width
+    expert_width = fields.optional("moe_intermediate_size", "expert_intermediate_size") or width
+    sparse = layers - min(layers, fields.optional("first_k_dense_replace"))
+    every = fields.count(
+        "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", default=1
     )
-    sparse = layers - min(layers, fields.count("first_k_dense_replace", default=0))
-    every = max(
-        1,
-        fields.count(
-            "decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_freq", default=1
-        ),
-    )
-    sparse = -(-sparse // every)
+    sparse = -(-sparse // max(1, every))
     only = fields.config.get("mlp_only_layers")
     if isinstance(only, list):
         sparse = max(0, sparse - len(only))
-    shared = fields.count("n_shared_experts", "num_shared_experts", default=0) * expert_width
-    shared = shared or fields.count(
-        "shared_expert_intermediate_size", "shared_intermediate_size", default=0
+    shared = fields.optional("n_shared_experts", "num_shared_experts") * expert_width
+    shared = shared or fields.optional(
+        "shared_expert_intermediate_size", "shared_intermediate_size"
     )
     one = 3 * hidden * expert_width
-    dense = float(
-        (layers - sparse) * matrices * hidden * width
-        + sparse * (3 * hidden * shared + hidden * experts)
-    )
-    return dense, float(one * experts * sparse), float(one * chosen * sparse), experts, chosen
-
-
-# --- dtypes ---------------------------------------------------------------------------------------
+    gate = 3 * hidden * shared + hidden * experts
+    dense = float((layers - sparse) * matrices * hidden * width + sparse * gate)
+    return _Mlp(dense, float(one * experts * sparse), float(one * chosen * sparse), experts, chosen)
 
 
 def _base_dtype(config: Mapping[str, Any], outer: Mapping[str, Any]) -> str:
-    given = (
-        config.get("dtype")
-        or config.get("torch_dtype")
-        or outer.get("dtype")
-        or outer.get("torch_dtype")
-    )
+    told = (each.get(name) for each in (config, outer) for name in ("dtype", "torch_dtype"))
+    given = next(filter(None, told), None)
     try:
         return dtype_name(given) if isinstance(given, str) else "bf16"
     except AnalysisError:
         return "bf16"
 
 
-def _quantisation(given: Any, base: str) -> tuple[str, str, bool, bool]:
-    """Dtype of the layers' weights, that of the arithmetic, whether only experts are quantised,
-    whether the head is."""
+class _Dtypes(NamedTuple):
+    """Dtype of the layers' weights and of the arithmetic; whether the experts alone, and whether
+    the head too, are quantised."""
+
+    weights: str
+    compute: str
+    only_experts: bool = False
+    head: bool = False
+
+
+def _quantised(given: Any, base: str) -> _Dtypes:
+    """Return the dtypes under a `quantization_config`."""
     if not isinstance(given, Mapping):
-        return base, base, False, False
+        return _Dtypes(base, base)
     method = str(given.get("quant_method", "")).lower()
     bits = given.get("bits", given.get("num_bits"))
     groups = given.get("config_groups")
@@ -292,28 +276,25 @@ def _quantisation(given: Any, base: str) -> tuple[str, str, bool, bool]:
         activations = isinstance(first.get("input_activations"), Mapping)
     algorithm = str(given.get("quant_algo", "")).lower()
     if method == "mxfp4":
-        return "fp4", base, True, False
+        return _Dtypes("fp4", base, only_experts=True)
     if "fp8" in method or "fp8" in algorithm or (bits == 8 and kind == "float"):
-        return "fp8", "fp8", False, False
+        return _Dtypes("fp8", "fp8")
     if given.get("load_in_4bit") is True:
-        return "nf4", base, False, False
-    if given.get("load_in_8bit") is True or bits == 8:
-        return (
-            "int8",
-            "int8" if activations or given.get("load_in_8bit") is True else base,
-            False,
-            False,
-        )
+        return _Dtypes("nf4", base)
+    if given.get("load_in_8bit") is True:
+        return _Dtypes("int8", "int8")
+    if bits == 8:
+        return _Dtypes("int8", "int8" if activations else base)
     if "fp4" in algorithm or (bits == 4 and kind == "float"):
-        return "fp4", "fp8", False, False  # counted at the FP8 rate where a device has no FP4 one
+        return _Dtypes("fp4", "fp8")  # counted at the FP8 rate where a device has no FP4 one
     if bits == 4 or method in ("awq", "gptq"):
-        return "int4", base, False, given.get("lm_head") is True
-    return base, base, False, False
+        return _Dtypes("int4", base, head=given.get("lm_head") is True)
+    return _Dtypes(base, base)
 
 
 def _kv_dtype(given: Any, base: str) -> str:
-    """Dtype of the KV cache: as the weights' base, unless the checkpoint brings scales for a
-    narrower one."""
+    """Return the dtype of the KV cache: as the weights' base, unless the checkpoint brings scales
+    for a narrower one."""
     if isinstance(given, Mapping):
         scheme = given.get("kv_cache_scheme")
         if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8:
@@ -324,13 +305,10 @@ def _kv_dtype(given: Any, base: str) -> str:
 
 
 def load_model(given: str) -> ModelShape:
-    """A model by preset name, by folder, or by the path of its `config.json`.
+    """Return a model by preset name, by folder, or by the path of its `config.json`.
 
     Raises AnalysisError with what was wrong and what would do.
     """
-    from tracer.analysis.model.config import read_config, shape_of_config
-    from tracer.analysis.model.presets import PRESETS
-
     name = given.strip()
     preset = PRESETS.get(name.lower())
     if preset is not None:

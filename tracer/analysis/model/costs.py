@@ -1,36 +1,33 @@
-"""What a pass through a model costs on each of the devices that share it: FLOPs and bytes.
+"""FLOPs, bytes and time of a pass through a model, on each of the devices that share it.
 
 Two ways to count. *Textbook*: every weight counts for every token, all weights are read in each
 pass, and attention computes the masked half too; the figures that everyone quotes come from it.
-*Exact*: the input embedding is only gathered from, the head runs for one position a sequence, the
-masked half is skipped; what kernels do.
+*Exact*, as kernels do: the input embedding is only gathered from, the head runs for one position a
+sequence, the masked half is skipped.
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tracer.analysis.model.devices import Device
+from tracer.analysis.model.devices import DEVICES, Device
 from tracer.analysis.model.efficiency import Efficiency
 from tracer.analysis.model.roofline import Roofline, combine
 from tracer.analysis.model.shape import ModelShape, Number
 
 
 class Counting(enum.StrEnum):
-    """See the module."""
-
     TEXTBOOK = "textbook"
     EXACT = "exact"
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One pass, or many at once: FLOPs and bytes on each device, and the times that follow, in
-    ms."""
+    """One pass, or many at once: FLOPs and bytes on each device, and the times that follow."""
 
     flops: Number
     bytes: Number
@@ -52,26 +49,31 @@ class Costs:
     tp: int = 1
     ignore_kv: bool = False
 
-    # --- quantities -------------------------------------------------------------------------------
+    @classmethod
+    def quantities(cls, model: ModelShape, tp: int = 1) -> Costs:
+        """Return exact costs of which only FLOPs and bytes are asked, the same on every device."""
+        return cls(model, next(iter(DEVICES.values())), Efficiency(), Counting.EXACT, tp)
 
     def matrix_flops(self, tokens: Number, rows: Number = 1.0) -> Number:
-        """FLOPs of the matrix products for `tokens` tokens, of which `rows` need logits (these,
-        when exact, apart from what `head_flops` counts)."""
+        """Return the FLOPs of the matrix products for `tokens` tokens, `rows` of which need logits
+        (exact counting adds the LM head for them alone)."""
         if self.counting is Counting.TEXTBOOK:
             return 2.0 * self.model.active_params / self.tp * tokens
         return 2.0 * self.model.layer_params / self.tp * tokens + self.head_flops(rows)
 
     def head_flops(self, rows: Number) -> Number:
-        """FLOPs of the LM head for `rows` positions."""
         return 2.0 * self.model.head_params / self.tp * rows
 
     def head_bytes(self) -> float:
-        """Bytes of the LM head's weights."""
         return self.model.head_bytes / self.tp
 
+    def all_weight_bytes(self) -> float:
+        """Return the bytes of weights that a pass with very many tokens reads: every expert."""
+        return float(self.weight_bytes(math.inf))
+
     def weight_bytes(self, tokens: Number, *, head: bool = True) -> Number:
-        """Bytes of weights that a pass over `tokens` tokens reads; of the experts only those that a
-        token chose, taken to choose evenly. `head` includes the LM head."""
+        """Return the bytes of weights that a pass over `tokens` tokens reads; of the experts only
+        those that a token chose, taken to choose evenly. `head` includes the LM head."""
         model = self.model
         total: Number = model.weight_bytes
         if self.counting is Counting.EXACT and not model.tied:
@@ -84,14 +86,14 @@ class Costs:
         return total / self.tp
 
     def kv_bytes(self, context: Number) -> Number:
-        """Bytes of the KV cache of `context` tokens that each device holds: heads are shared out,
-        but never split."""
+        """Return the bytes of the KV cache of `context` tokens that each device holds: heads are
+        shared out, but never split."""
         shares = min(self.tp, max(1, self.model.kv_heads))
         return self.model.kv_bytes(context) / shares
 
     def prefill_attention(self, begin: Number, end: Number) -> Number:
-        """FLOPs of attention for the positions `begin` … `end` of a prompt: each attends to all
-        before it.
+        """Return the FLOPs of attention for the positions `begin` … `end` of a prompt: each attends
+        to all before it.
 
         Textbook: 4·L·d·(end² − begin²), which includes the masked half; exact: half of it.
         """
@@ -99,41 +101,36 @@ class Costs:
         for group in self.model.attention:
             if group.window is None:
                 area = (end * end - begin * begin) / 2.0
-            elif group.window:
+            else:
                 inside = np.minimum(end, group.window), np.minimum(begin, group.window)
                 beyond = np.maximum(end - group.window, 0.0) - np.maximum(begin - group.window, 0.0)
                 area = (inside[0] ** 2 - inside[1] ** 2) / 2.0 + group.window * beyond
-            else:
-                continue
             total = total + group.count * area
         masked = 2.0 if self.counting is Counting.TEXTBOOK else 1.0
         return 4.0 * self.model.attention_width * masked * total / self.tp
 
     def decode_attention(self, context: Number) -> Number:
-        """FLOPs of attention for one new token after `context` tokens."""
+        """Return the FLOPs of attention for one new token after `context` tokens."""
         total: Number = 0.0
         for group in self.model.attention:
             reach = context if group.window is None else np.minimum(context, group.window)
             total = total + group.count * reach
         return 4.0 * self.model.attention_width / self.tp * total
 
-    # --- times ------------------------------------------------------------------------------------
-
     def arithmetic_ms(self, matrix: Number, attention: Number = 0.0) -> Number:
-        """Time of so many FLOPs of matrix products and of attention; attention runs in 16 bits at
-        least."""
+        """Return the time of FLOPs of matrix products and of attention; attention runs in 16 bits
+        at least."""
         model, device = self.model, self.device
         wide = "fp32" if model.compute_dtype == "fp32" else "bf16"
         rate = 1e3 / self.efficiency.mfu
         return rate * (matrix / device.peak(model.compute_dtype) + attention / device.peak(wide))
 
     def bandwidth_ms(self, size: Number) -> Number:
-        """Time in which so many bytes cross the memory bus."""
         return size * 1e3 / (self.efficiency.mbu * self.device.bandwidth)
 
     def link_ms(self, tokens: Number) -> Number:
-        """Time of the two all-reduces that each layer needs when `tp` devices share it: first
-        order, a ring."""
+        """Return the time of the two all-reduces that each layer needs when `tp` devices share it:
+        first order, a ring."""
         if self.tp < 2:
             return 0.0 * tokens
         crossing = 2.0 * (self.tp - 1) / self.tp * self.model.hidden * 2.0 / self.device.link * 1e3
@@ -143,12 +140,11 @@ class Costs:
         self, tokens: Number, *, rows: Number = 1.0, attention: Number = 0.0, kv_read: Number = 0.0,
         kv_write: Number = 0.0, head: bool = True,
     ) -> Pass:  # fmt: skip
-        """A pass over `tokens` tokens: `attention` FLOPs, `kv_read` and `kv_write` bytes on each
-        device."""
+        """Return a pass over `tokens` tokens: `attention` FLOPs, `kv_read` and `kv_write` bytes on
+        each device."""
         matrix = self.matrix_flops(tokens, rows if head else 0.0)
-        size = (
-            self.weight_bytes(tokens, head=head) + (0.0 if self.ignore_kv else kv_read) + kv_write
-        )
+        read = 0.0 if self.ignore_kv else kv_read
+        size = self.weight_bytes(tokens, head=head) + read + kv_write
         arithmetic, bandwidth = self.arithmetic_ms(matrix, attention), self.bandwidth_ms(size)
         link = self.link_ms(tokens)
         return Pass(
@@ -159,50 +155,38 @@ class Costs:
     def decode_step(
         self, context: Number, batch: float = 1.0, others: float = 0.0, draft: float = 0.0
     ) -> Pass:
-        """A step in which `batch` sequences take one token each (or `draft` more, to verify): one
-        of them after `context` tokens, the others after `others` each."""
+        """Return a step in which `batch` sequences take one token each (or `draft` more, to
+        verify): one of them after `context` tokens, the others after `others` each."""
         width = 1.0 + draft
-        attention = width * (
-            self.decode_attention(context) + (batch - 1.0) * self.decode_attention(others)
-        )
-        read = self.kv_bytes(context) + (batch - 1.0) * self.kv_bytes(others)
         tokens = batch * width
+        attention = self.decode_attention(context) + (batch - 1.0) * self.decode_attention(others)
         done = self.run(
-            tokens,
-            rows=tokens,
-            attention=attention,
-            kv_read=read,
+            tokens, rows=tokens, attention=width * attention,
+            kv_read=self.kv_bytes(context) + (batch - 1.0) * self.kv_bytes(others),
             kv_write=self.kv_bytes(1.0) * tokens,
-        )
+        )  # fmt: skip
         if self.efficiency.roofline is Roofline.SINGLE:
-            return Pass(done.flops, done.bytes, done.arithmetic_ms, done.bandwidth_ms, done.link_ms,
-                        done.bandwidth_ms + done.link_ms)  # fmt: skip
+            return replace(done, ms=done.bandwidth_ms + done.link_ms)
         return done
 
     def host_ms(self, batch: Number) -> Number:
-        """What the host adds to a step of `batch` sequences."""
         return self.efficiency.host_ms + self.efficiency.host_us * batch / 1e3
 
     def ridge(self, *, at_peak: bool = False) -> float:
-        """The batch at which computing takes as long as reading the weights, with the KV cache left
-        out."""
-        each = self.matrix_flops(1.0, 1.0)
-        compute = 1e3 * each / self.device.peak(self.model.compute_dtype)
-        read = (
-            1e3 * self.weight_bytes(math.inf if self.model.experts else 1.0) / self.device.bandwidth
-        )
+        """Return the batch at which computing takes as long as reading the weights, with the KV
+        cache left out."""
+        compute = 1e3 * self.matrix_flops(1.0, 1.0) / self.device.peak(self.model.compute_dtype)
+        read = 1e3 * self.all_weight_bytes() / self.device.bandwidth
         if not at_peak:
             compute, read = compute / self.efficiency.mfu, read / self.efficiency.mbu
         return float(read / compute)
 
     def ridge_at(self, context: float) -> float | None:
-        """The same when each sequence reads `context` tokens of KV cache in every step; None when
-        no batch reaches it because the cache takes longer to read than a token to compute."""
-        each = float(
-            self.arithmetic_ms(self.matrix_flops(1.0, 1.0), self.decode_attention(context))
-        )
+        """Return that batch when each sequence reads `context` tokens of KV cache in every step;
+        None when no batch reaches it because the cache takes longer to read than a token to
+        compute."""
+        flops = self.matrix_flops(1.0, 1.0)
+        each = float(self.arithmetic_ms(flops, self.decode_attention(context)))
         read = float(self.bandwidth_ms(self.kv_bytes(context)))
-        weights = float(
-            self.bandwidth_ms(self.weight_bytes(math.inf if self.model.experts else 1.0))
-        )
+        weights = float(self.bandwidth_ms(self.all_weight_bytes()))
         return weights / (each - read) if each > read else None

@@ -1,11 +1,11 @@
-"""Devices: what arithmetic, memory bandwidth and memory there is, with the source of each figure.
+"""Devices: arithmetic, memory bandwidth and memory, with the source of each figure.
 
-Peaks are dense (no sparsity) and per device. `cpu` is this machine, measured on the spot with
-numpy.
+Peaks are dense (no sparsity) and per device. `cpu` is this machine, measured with numpy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
@@ -48,161 +48,51 @@ class Device:
     source: str = ""
 
     def peak(self, dtype: str) -> float:
-        """FLOP/s of matrix products in `dtype` (one of `models.BITS`)."""
-        if dtype == "fp32":
-            return self.fp32 or self.bf16
-        if dtype in ("fp8", "fp4"):
-            return self.fp8 or self.bf16
-        if dtype == "int8":
-            return self.int8 or self.bf16
-        return self.bf16
+        """Return the FLOP/s of matrix products in `dtype` (one of `shape.BITS`)."""
+        rates = {"fp32": self.fp32, "fp8": self.fp8, "fp4": self.fp8, "int8": self.int8}
+        return rates.get(dtype) or self.bf16
 
 
-_NVIDIA: Final = "datasheet; memory as nvidia-smi reports it"
+_SHEET: Final = "datasheet; memory as nvidia-smi reports it"
+_ADA: Final = "NVIDIA Ada architecture whitepaper, FP32 accumulate"
+_B200: Final = f"NVIDIA DGX B200 {_SHEET}; bandwidth of the 7,680-bit bus as shipped"
+_TABLE: Final = (
+    # name, title, TFLOP/s in bf16, fp8, int8 and fp32, TB/s, MiB, GB/s to its peers, source
+    ("h100-sxm", "H100 SXM", 989, 1979, 1979, 67, 3.35, 81_559, 450, f"NVIDIA H100 {_SHEET}"),
+    ("h100-pcie", "H100 PCIe", 756, 1513, 1513, 51, 2.0, 81_559, 64, f"NVIDIA H100 {_SHEET}"),
+    ("h200", "H200 SXM", 989, 1979, 1979, 67, 4.8, 143_771, 450, f"NVIDIA H200 {_SHEET}"),
+    ("a100-80", "A100 SXM 80 GB", 312, 0, 624, 19.5, 2.039, 81_920, 300, f"NVIDIA A100 {_SHEET}"),
+    ("a100-40", "A100 40 GB", 312, 0, 624, 19.5, 1.555, 40_960, 300, f"NVIDIA A100 {_SHEET}"),
+    ("l40s", "L40S", 362, 733, 733, 91.6, 0.864, 46_068, 32, f"NVIDIA L40S {_SHEET}"),
+    ("l4", "L4", 121, 242, 242, 30.3, 0.300, 23_034, 32, f"NVIDIA L4 {_SHEET}"),
+    ("rtx-4090", "RTX 4090", 165.2, 330.3, 660.6, 82.6, 1.008, 24_564, 32, _ADA),
+    ("b200", "B200 SXM", 2250, 4500, 4500, 80, 7.7, 183_359, 900, _B200),
+    ("mi300x", "MI300X", 1307.4, 2614.9, 2614.9, 163.4, 5.3, 196_288, 64,
+     "AMD Instinct MI300X datasheet"),
+)  # fmt: skip
 
 DEVICES: Final[dict[str, Device]] = {
-    device.name: device
-    for device in (
-        Device(
-            "h100-sxm",
-            "H100 SXM",
-            989 * _T,
-            3.35 * _T,
-            81_559 * _MIB,
-            fp8=1979 * _T,
-            int8=1979 * _T,
-            fp32=67 * _T,
-            link=450e9,
-            source=f"NVIDIA H100 {_NVIDIA}",
-        ),
-        Device(
-            "h100-pcie",
-            "H100 PCIe",
-            756 * _T,
-            2.0 * _T,
-            81_559 * _MIB,
-            fp8=1513 * _T,
-            int8=1513 * _T,
-            fp32=51 * _T,
-            link=64e9,
-            source=f"NVIDIA H100 {_NVIDIA}",
-        ),
-        Device(
-            "h200",
-            "H200 SXM",
-            989 * _T,
-            4.8 * _T,
-            143_771 * _MIB,
-            fp8=1979 * _T,
-            int8=1979 * _T,
-            fp32=67 * _T,
-            link=450e9,
-            source=f"NVIDIA H200 {_NVIDIA}",
-        ),
-        Device(
-            "a100-80",
-            "A100 SXM 80 GB",
-            312 * _T,
-            2.039 * _T,
-            81_920 * _MIB,
-            int8=624 * _T,
-            fp32=19.5 * _T,
-            link=300e9,
-            source=f"NVIDIA A100 {_NVIDIA}",
-        ),
-        Device(
-            "a100-40",
-            "A100 40 GB",
-            312 * _T,
-            1.555 * _T,
-            40_960 * _MIB,
-            int8=624 * _T,
-            fp32=19.5 * _T,
-            link=300e9,
-            source=f"NVIDIA A100 {_NVIDIA}",
-        ),
-        Device(
-            "l40s",
-            "L40S",
-            362 * _T,
-            0.864 * _T,
-            46_068 * _MIB,
-            fp8=733 * _T,
-            int8=733 * _T,
-            fp32=91.6 * _T,
-            source=f"NVIDIA L40S {_NVIDIA}",
-        ),
-        Device(
-            "l4",
-            "L4",
-            121 * _T,
-            0.300 * _T,
-            23_034 * _MIB,
-            fp8=242 * _T,
-            int8=242 * _T,
-            fp32=30.3 * _T,
-            source=f"NVIDIA L4 {_NVIDIA}",
-        ),
-        Device(
-            "rtx-4090",
-            "RTX 4090",
-            165.2 * _T,
-            1.008 * _T,
-            24_564 * _MIB,
-            fp8=330.3 * _T,
-            int8=660.6 * _T,
-            fp32=82.6 * _T,
-            source="NVIDIA Ada architecture whitepaper, FP32 accumulate",
-        ),
-        Device(
-            "b200",
-            "B200 SXM",
-            2250 * _T,
-            7.7 * _T,
-            183_359 * _MIB,
-            fp8=4500 * _T,
-            int8=4500 * _T,
-            fp32=80 * _T,
-            link=900e9,
-            source=f"NVIDIA DGX B200 {_NVIDIA}; bandwidth of the 7,680-bit bus as shipped",
-        ),
-        Device(
-            "mi300x",
-            "MI300X",
-            1307.4 * _T,
-            5.3 * _T,
-            196_288 * _MIB,
-            fp8=2614.9 * _T,
-            int8=2614.9 * _T,
-            fp32=163.4 * _T,
-            link=64e9,
-            source="AMD Instinct MI300X datasheet",
-        ),
+    name: Device(
+        name, title, bf16 * _T, bandwidth * _T, memory * _MIB,
+        fp8=fp8 * _T, int8=int8 * _T, fp32=fp32 * _T, link=link * 1e9, source=source,
     )
-}
-"""Name → device."""
+    for name, title, bf16, fp8, int8, fp32, bandwidth, memory, link, source in _TABLE
+}  # fmt: skip
 
-_SPELT: Final = {
-    "h100": "h100-sxm",
-    "h100-sxm5": "h100-sxm",
-    "h200-sxm": "h200",
-    "a100": "a100-80",
-    "a100-sxm": "a100-80",
-    "a100-80gb": "a100-80",
-    "a100-40gb": "a100-40",
-    "4090": "rtx-4090",
-    "rtx4090": "rtx-4090",
-    "b200-sxm": "b200",
-}
+_ALIASES: Final = {
+    "h100": "h100-sxm", "h100-sxm5": "h100-sxm", "h200-sxm": "h200", "b200-sxm": "b200",
+    "a100": "a100-80", "a100-sxm": "a100-80", "a100-80gb": "a100-80", "a100-40gb": "a100-40",
+    "4090": "rtx-4090", "rtx4090": "rtx-4090",
+}  # fmt: skip
 
 
 def device(given: str) -> Device:
-    """The device called `given`; ``cpu`` measures this machine. Raises AnalysisError with the names
-    that are known."""
+    """Return the device called `given`; ``cpu`` measures this machine. Raises AnalysisError with
+    the names that are known."""
     name = given.strip().lower().replace("_", "-").replace(" ", "-")
     if name == "cpu":
         return this_cpu()
-    found = DEVICES.get(_SPELT.get(name, name))
+    found = DEVICES.get(_ALIASES.get(name, name))
     if found is None:
         raise AnalysisError(
             f"no device called {given[:40]!r}; known are {', '.join(DEVICES)} and cpu"
@@ -211,31 +101,23 @@ def device(given: str) -> Device:
 
 
 _DRIVER_NAMES: Final = (
-    ("h200", "h200"),
-    ("h100 pcie", "h100-pcie"),
-    ("h100", "h100-sxm"),
-    ("a100-sxm4-40gb", "a100-40"),
-    ("a100-pcie-40gb", "a100-40"),
-    ("a100", "a100-80"),
-    ("l40s", "l40s"),
-    ("nvidia l4", "l4"),
-    ("4090", "rtx-4090"),
-    ("b200", "b200"),
+    ("h200", "h200"), ("h100 pcie", "h100-pcie"), ("h100", "h100-sxm"),
+    ("a100-sxm4-40gb", "a100-40"), ("a100-pcie-40gb", "a100-40"), ("a100", "a100-80"),
+    ("l40s", "l40s"), ("nvidia l4", "l4"), ("4090", "rtx-4090"), ("b200", "b200"),
     ("mi300x", "mi300x"),
-)
+)  # fmt: skip
+"""Part of what a driver calls a device, and the device; the first that matches counts."""
 
 
 def device_told(described: str, threads: int = 1) -> Device | None:
-    """The device that an engine runs on, from how it calls it (``cpu``, ``NVIDIA H100 80GB HBM3``);
-    None for one that is not known, or that it does not name (``cuda:0``). `threads` at work where
-    it is this machine's processor."""
+    """Return the device that an engine calls `described` (``cpu``, ``NVIDIA H100 80GB HBM3``); None
+    for one that is not known, or only numbered (``cuda:0``). `threads` at work where it is this
+    machine's processor."""
     text = described.strip().lower()
     if text == "cpu":
         return this_cpu(threads)
     return next((DEVICES[name] for sign, name in _DRIVER_NAMES if sign in text), None)
 
-
-# --- this machine ---------------------------------------------------------------------------------
 
 _GEMM: Final = 64
 """Size of the products, and how many there are in a batch: small enough that no BLAS spreads one
@@ -244,16 +126,14 @@ _SLICE: Final = 2 * 1024 * 1024
 """Elements that are read at a time: 8 MB, a few tenths of a millisecond."""
 _SLICES: Final = 12
 """How many lie one after the other: 96 MB in all, more than caches hold."""
-_GEMM_S: Final = 0.2
-_STREAM_S: Final = 0.2
+_MEASURE_S: Final = 0.2
 _UNDISTURBED: Final = 0.10
-"""Quantile of the times that counts: an engine may be running beside, and short pieces often escape
-it."""
+"""Quantile of the times that counts: short pieces escape an engine that runs beside."""
 
 
 def this_cpu(threads: int = 1) -> Device:
-    """This machine's processor with `threads` threads at work, measured once a process in under a
-    second.
+    """Return this machine's processor with `threads` threads at work, measured once a process in
+    under a second.
 
     FLOP/s are those of float32 matrix products on one core, times `threads`; bytes/s those of one
     core that reads memory. Both are a yardstick for what an engine reaches, not a promise: hardware
@@ -263,47 +143,31 @@ def this_cpu(threads: int = 1) -> Device:
 
 
 def cpu_device(flops: float, bandwidth: float, threads: int = 1) -> Device:
-    """This machine's processor from what was measured of one core of it (FLOP/s, bytes/s)."""
-    flops *= max(1, threads)
+    """Return this machine's processor from the FLOP/s and bytes/s of one core of it."""
+    threads = max(1, threads)
+    flops *= threads
     return Device(
-        "cpu",
-        f"{cpu_name()} × {max(1, threads)}",
-        bf16=flops,
-        bandwidth=bandwidth,
-        memory=_memory(),
-        fp32=flops,
-        mfu=0.60,
-        mbu=0.60,
-        source="numpy on this machine",
-    )
+        "cpu", f"{cpu_name()} × {threads}", flops, bandwidth, _memory(),
+        fp32=flops, mfu=0.60, mbu=0.60, source="numpy on this machine",
+    )  # fmt: skip
 
 
 @functools.cache
 def _measured() -> tuple[float, float]:
-    return _gemm_rate(), _stream_rate()
-
-
-def _gemm_rate() -> float:
-    """FLOP/s of float32 matrix products on one core."""
+    """Return FLOP/s of float32 products and bytes/s of reading memory, of one core."""
     left = np.full((_GEMM, _GEMM, _GEMM), 0.5, np.float32)
     right, out = left.copy(), np.empty_like(left)
-    return 2.0 * _GEMM**4 / _quick(lambda _: np.matmul(left, right, out=out), _GEMM_S)
-
-
-def _stream_rate() -> float:
-    """Bytes/s of reading memory, as weights are read."""
+    product_s = _undisturbed_s(lambda _: np.matmul(left, right, out=out))
     slices = [np.ones(_SLICE, np.float32) for _ in range(_SLICES)]
-    return float(slices[0].nbytes) / _quick(
-        lambda turn: np.add.reduce(slices[turn % _SLICES]), _STREAM_S
-    )
+    read_s = _undisturbed_s(lambda turn: np.add.reduce(slices[turn % _SLICES]))
+    return 2.0 * _GEMM**4 / product_s, slices[0].nbytes / read_s
 
 
-def _quick(work: Callable[[int], object], seconds: float) -> float:
-    """Seconds that `work` takes when it is not disturbed, from as many turns as fit into
-    `seconds`."""
+def _undisturbed_s(work: Callable[[int], object]) -> float:
+    """Return the seconds that `work` takes when nothing disturbs it, from `_MEASURE_S` of turns."""
     work(0)
     times: list[float] = []
-    until = time.perf_counter() + seconds
+    until = time.perf_counter() + _MEASURE_S
     while not times or time.perf_counter() < until:
         begin = time.perf_counter()
         work(len(times))
@@ -320,12 +184,8 @@ def _memory() -> float:
 
 @functools.cache
 def cpu_name() -> str:
-    """What this machine's processor calls itself."""
-    try:
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return platform.machine() or "CPU"
-    name = next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""
-    )
-    return name or platform.machine() or "CPU"
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.machine() or "CPU"

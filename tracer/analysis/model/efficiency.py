@@ -1,9 +1,8 @@
-"""What software makes of a device: shares of its peaks, overhead of the host, work of the front
-end."""
+"""What software reaches of a device: shares of its peaks, host overhead, front-end work."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from engine_hooks.protocol.stages import Stage
@@ -13,42 +12,27 @@ from tracer.analysis.model.roofline import Roofline
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
-    """Work of a CPU core for one request: constant ms and ns for each prompt token, by stage.
+    """Work of a CPU core for one request: stage, constant ms, ns for each prompt token.
 
     The defaults add up to 2.6 ms at 2,000 tokens; they are typical of a Python front end, not
     measured here.
     """
 
-    constant_ms: tuple[tuple[Stage, float], ...] = (
-        (Stage.RECEIVE, 0.10),
-        (Stage.TEMPLATE, 0.10),
-        (Stage.TOKENISE, 0.10),
-        (Stage.ADMISSION, 0.20),
-        (Stage.KV_ALLOC, 0.01),
-        (Stage.STREAM, 0.25),
-        (Stage.TEARDOWN, 0.10),
-    )
-    per_token_ns: tuple[tuple[Stage, float], ...] = (
-        (Stage.RECEIVE, 50.0),
-        (Stage.TEMPLATE, 100.0),
-        (Stage.TOKENISE, 700.0),
-        (Stage.KV_ALLOC, 20.0),
+    work: tuple[tuple[Stage, float, float], ...] = (
+        (Stage.RECEIVE, 0.10, 50.0),
+        (Stage.TEMPLATE, 0.10, 100.0),
+        (Stage.TOKENISE, 0.10, 700.0),
+        (Stage.ADMISSION, 0.20, 0.0),
+        (Stage.KV_ALLOC, 0.01, 20.0),
+        (Stage.STREAM, 0.25, 0.0),
+        (Stage.TEARDOWN, 0.10, 0.0),
     )
 
     def ms(self, prompt: float) -> dict[Stage, float]:
-        """Milliseconds of each stage that a core works on, for a prompt of that many tokens."""
-        times = dict(self.constant_ms)
-        for stage, ns in self.per_token_ns:
-            times[stage] = times.get(stage, 0.0) + ns * prompt / 1e6
-        return times
+        return {stage: ms + ns * prompt / 1e6 for stage, ms, ns in self.work}
 
     def scaled(self, factor: float) -> FrontEnd:
-        """A front end that takes `factor` times as long."""
-        return replace(
-            self,
-            constant_ms=tuple((stage, ms * factor) for stage, ms in self.constant_ms),
-            per_token_ns=tuple((stage, ns * factor) for stage, ns in self.per_token_ns),
-        )
+        return FrontEnd(tuple((stage, ms * factor, ns * factor) for stage, ms, ns in self.work))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +48,15 @@ class Efficiency:
     roofline: Roofline = Roofline.SMOOTH
     front_end: FrontEnd = field(default_factory=FrontEnd)
 
+    @classmethod
+    def usual(cls, device: Device) -> Efficiency:
+        """Return the shares that a device usually reaches, without host overhead."""
+        return cls(mfu=device.mfu, mbu=device.mbu, roofline=usual_roofline(device))
+
 
 def usual_roofline(device: Device) -> Roofline:
-    """How the two times combine unless something speaks against it: an accelerator loads and
-    computes at once, a core does one after the other."""
+    """Return how the two times usually combine: an accelerator loads and computes at once, a core
+    does one after the other."""
     return Roofline.SUM if device.name == "cpu" else Roofline.SMOOTH
 
 

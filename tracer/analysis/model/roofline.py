@@ -30,19 +30,11 @@ class Roofline(enum.StrEnum):
 
 
 def combine(arithmetic: Number, bandwidth: Number, roofline: Roofline) -> Number:
-    """Time of a pass that takes `arithmetic` of computing and `bandwidth` of moving, in the unit of
-    both.
-
-    `SINGLE` is a choice that the caller makes; here it is taken as `MAX`.
-    """
+    """Return the time of a pass that takes `arithmetic` of computing and `bandwidth` of moving, in
+    the unit of both. `SINGLE` is a choice that the caller makes; here it counts as `MAX`."""
+    if roofline is Roofline.SUM:
+        return arithmetic + bandwidth
     if isinstance(arithmetic, np.ndarray) or isinstance(bandwidth, np.ndarray):
-        if roofline is Roofline.SMOOTH:
-            return np.hypot(arithmetic, bandwidth)
-        return (
-            arithmetic + bandwidth
-            if roofline is Roofline.SUM
-            else np.maximum(arithmetic, bandwidth)
-        )
-    if roofline is Roofline.SMOOTH:
-        return math.hypot(arithmetic, bandwidth)
-    return arithmetic + bandwidth if roofline is Roofline.SUM else max(arithmetic, bandwidth)
+        smooth = roofline is Roofline.SMOOTH
+        return (np.hypot if smooth else np.maximum)(arithmetic, bandwidth)
+    return (math.hypot if roofline is Roofline.SMOOTH else max)(arithmetic, bandwidth)

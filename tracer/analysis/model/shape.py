@@ -1,9 +1,7 @@
-"""The shape of a model: what it costs to run one token through it, and what a token leaves behind
-in the KV cache.
+"""The shape of a model: counts of weights and bytes, and what a token leaves in the KV cache.
 
-A shape comes from a Hugging Face `config.json` (`load_model`), from a preset, or from the facts
-that an engine told (`shape_of_engine`). It holds counts and bytes only; how long they take is the
-business of `roofline` and `costs`.
+A shape comes from a Hugging Face `config.json` or a preset (`config.load_model`), or from the facts
+that an engine told (`shape_of_engine`). How long things take follows in `costs`.
 """
 
 from __future__ import annotations
@@ -17,7 +15,8 @@ from numpy.typing import NDArray
 
 from tracer.analysis.errors import AnalysisError
 
-Number = float | NDArray[np.float64]
+Floats = NDArray[np.float64]
+Number = float | Floats
 """A quantity, or many of them at once: every cost takes either."""
 
 BITS: Final[dict[str, float]] = {
@@ -27,23 +26,14 @@ BITS: Final[dict[str, float]] = {
 128, NF4 of 64."""
 
 _ALIASES: Final = {
-    "float32": "fp32",
-    "float": "fp32",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "auto": "bf16",
-    "float8_e4m3fn": "fp8",
-    "float8_e5m2": "fp8",
-    "fp8_e4m3": "fp8",
-    "fp8_e5m2": "fp8",
-    "mxfp4": "fp4",
-    "nvfp4": "fp4",
-}
+    "float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16",
+    "auto": "bf16", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8", "mxfp4": "fp4", "nvfp4": "fp4",
+}  # fmt: skip
 
 
 def dtype_name(given: str) -> str:
-    """The short name (``bf16``) of a dtype however it is spelt (``torch.bfloat16``). Raises
+    """Return the short name (``bf16``) of a dtype however it is spelt (``torch.bfloat16``). Raises
     AnalysisError."""
     name = given.strip().lower().removeprefix("torch.")
     name = _ALIASES.get(name, name)
@@ -66,9 +56,10 @@ class ModelShape:
     """Counts of a decoder. Parameters are counts of weights; `*_bytes` bytes.
 
     `params` all weights; `active_params` those that one token passes through (fewer in a mixture of
-    experts); `embedding_params` the input embedding, which is gathered from, not multiplied with;
-    `head_params` the output projection (0 extra when `tied`: then it *is* the embedding);
-    `attention_width` query heads · head size. `kv_layer_bytes`: what one token leaves in one layer.
+    experts); `attention_width` query heads · head size; `kv_layer_bytes` what one token leaves in
+    one layer; `tied` an LM head that *is* the input embedding; `expert_bytes` routed experts of all
+    layers. Matrix products run in `compute_dtype`, which is that of the weights only where the
+    activations are quantised too.
     """
 
     name: str
@@ -84,72 +75,45 @@ class ModelShape:
     head_bytes: float
     attention: tuple[AttentionLayers, ...]
     tied: bool = False
-    expert_params: float = 0.0
-    """Weights of all routed experts of all layers."""
     expert_bytes: float = 0.0
     experts: int = 0
     experts_per_token: int = 0
     heads: int = 0
     kv_heads: int = 0
     head_dim: int = 0
-    kv_elements: float = 0.0
-    """Numbers that one token leaves in one layer."""
     weight_dtype: str = "bf16"
     compute_dtype: str = "bf16"
-    """In which dtype the matrix products run: that of the weights only where the activations are
-    quantised too."""
     kv_dtype: str = "bf16"
     max_context: int = 0
 
-    # --- parameters -------------------------------------------------------------------------------
-
-    @property
-    def embedding_params(self) -> float:
-        """Weights of the input embedding."""
-        return float(self.vocab * self.hidden)
-
     @property
     def head_params(self) -> float:
-        """Weights of the LM head, whether or not they are shared with the embedding."""
+        """Weights of the LM head, as many as of the input embedding."""
         return float(self.vocab * self.hidden)
 
     @property
     def layer_params(self) -> float:
         """Weights of the layers that one token passes through: neither embedding nor head."""
-        return max(
-            0.0,
-            self.active_params - self.embedding_params - (0.0 if self.tied else self.head_params),
-        )
-
-    # --- KV cache ---------------------------------------------------------------------------------
+        ends = 1 if self.tied else 2
+        return max(0.0, self.active_params - ends * self.head_params)
 
     @property
     def kv_bytes_per_token(self) -> float:
         """Bytes that a token adds to the KV cache while it is inside every window."""
-        return (
-            sum(group.count for group in self.attention if group.window != 0) * self.kv_layer_bytes
-        )
+        growing = sum(group.count for group in self.attention if group.window != 0)
+        return growing * self.kv_layer_bytes
 
     def kv_bytes(self, context: Number) -> Number:
-        """Bytes in the KV cache of a sequence of `context` tokens; windowed layers keep no more
-        than their window."""
-        total: Number = np.zeros_like(context) if isinstance(context, np.ndarray) else 0.0
+        """Return the bytes in the KV cache of a sequence of `context` tokens; windowed layers keep
+        no more than their window."""
+        total: Number = 0.0
         for group in self.attention:
-            if group.window is None:
-                total = total + group.count * self.kv_layer_bytes * context
-            elif group.window:
-                held = (
-                    np.minimum(context, group.window)
-                    if isinstance(context, np.ndarray)
-                    else min(context, group.window)
-                )
-                total = total + group.count * self.kv_layer_bytes * held
+            held = context if group.window is None else np.minimum(context, group.window)
+            total = total + group.count * self.kv_layer_bytes * held
         return total
 
-    # --- variants ---------------------------------------------------------------------------------
-
     def quantised(self, weights: str | None = None, kv: str | None = None) -> ModelShape:
-        """The same model with its layers' weights and its KV cache in other dtypes; embedding and
+        """Return the model with its layers' weights and its KV cache in other dtypes; embedding and
         head stay as they are, as engines leave them. Raises AnalysisError for an unknown dtype."""
         shape = self
         if weights is not None:
@@ -165,20 +129,16 @@ class ModelShape:
             )
         if kv is not None:
             new = dtype_name(kv)
-            shape = replace(
-                shape,
-                kv_layer_bytes=self.kv_layer_bytes * BITS[new] / BITS[self.kv_dtype],
-                kv_dtype=new,
-            )
+            size = self.kv_layer_bytes * BITS[new] / BITS[self.kv_dtype]
+            shape = replace(shape, kv_layer_bytes=size, kv_dtype=new)
         return shape
 
 
 def shape_of_engine(facts: Mapping[str, Any]) -> ModelShape:
-    """The shape of the model that an engine told about (fields of `events.Engine`, -1 or absent for
-    unknown).
+    """Return the shape of the model that an engine told about (fields of `events.Engine`, -1 or
+    absent for unknown).
 
-    Raises AnalysisError when it told too little to reckon with: layers, hidden size and weights are
-    needed.
+    Raises AnalysisError when it told too little: layers, hidden size and weights are needed.
     """
 
     def number(name: str, default: float = 0.0) -> float:
@@ -198,9 +158,8 @@ def shape_of_engine(facts: Mapping[str, Any]) -> ModelShape:
     except AnalysisError:
         dtype = "bf16"
     weight_bytes = number("weight_bytes", params * BITS[dtype] / 8)
-    per_layer = 2.0 * kv_heads * head_dim
     block, size = number("block_bytes"), number("block_size")
-    kv_layer_bytes = block / size / layers if block and size else per_layer * BITS[dtype] / 8
+    told = block / size / layers if block and size else 0.0
     # Weights are told as one sum: with two tables of V·d among too few weights, head and embedding
     # must be one.
     ffn = number("intermediate") * hidden * 3 * layers
@@ -208,14 +167,9 @@ def shape_of_engine(facts: Mapping[str, Any]) -> ModelShape:
     tied = bool(ffn) and params < ffn + attention + 1.5 * vocab * hidden
     ends = vocab * hidden * BITS[dtype] / 8
     return ModelShape(
-        name=str(facts.get("model") or "the engine's model"),
-        params=params,
-        active_params=params,
-        layers=layers,
-        hidden=hidden,
-        vocab=vocab,
+        str(facts.get("model") or "the engine's model"), params, params, layers, hidden, vocab,
         attention_width=heads * head_dim,
-        kv_layer_bytes=kv_layer_bytes,
+        kv_layer_bytes=told or 2.0 * kv_heads * head_dim * BITS[dtype] / 8,
         weight_bytes=weight_bytes,
         embedding_bytes=ends,
         head_bytes=ends,
@@ -224,9 +178,8 @@ def shape_of_engine(facts: Mapping[str, Any]) -> ModelShape:
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
-        kv_elements=per_layer,
         weight_dtype=dtype,
         compute_dtype=dtype,
         kv_dtype=dtype,
         max_context=int(number("max_context")),
-    )
+    )  # fmt: skip

@@ -1,11 +1,9 @@
-"""How long one engine step takes, from what is in it.
-
-The few coefficients are either what theory says of a device (`step_model`) or what a fit found in a
-trace (`fit`); the expected values beside the measured ones and the what-if replay read either.
-"""
+"""How long one engine step takes, from what is in it: by theory (`step_model`) or as a fit found in
+a trace (`fit`)."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tracer.analysis.model.costs import Costs, Counting
@@ -24,8 +22,8 @@ class StepModel:
     `after_ms` behind it, `gap_ms` until the next step.
 
     `dense`: attention multiplies every query of the step with every key of the step, whoever's they
-    are (masked matrix products, as on CPUs), so that a prompt gets dearer by the caches of its
-    batch-mates.
+    are (masked matrix products, as on CPUs): the caches of its batch-mates make a prompt more
+    expensive.
     """
 
     weights_ms: float
@@ -44,8 +42,9 @@ class StepModel:
     def device_ms(
         self, tokens: Number, sequences: Number, context: Number, pairs: Number
     ) -> Number:
-        """Embedding, layers and LM head of a step: `tokens` run, of `sequences` that hold `context`
-        tokens together when it ends; `pairs` query-key pairs when attention is not dense."""
+        """Return embedding, layers and LM head of a step: `tokens` run, of `sequences` that hold
+        `context` tokens together when it ends; `pairs` query-key pairs when attention is not
+        dense."""
         if self.dense:
             pairs = tokens * context
         bandwidth = self.weights_ms + self.context_ms * context
@@ -53,34 +52,31 @@ class StepModel:
         return combine(arithmetic, bandwidth, self.roofline) + self.lm_head_ms(sequences)
 
     def lm_head_ms(self, sequences: Number) -> Number:
-        """The LM head for one position of each of `sequences`."""
         return combine(self.sequence_ms * sequences, self.head_ms, self.roofline)
 
     def token_instant_ms(
         self, tokens: Number, sequences: Number, context: Number, pairs: Number
     ) -> Number:
-        """From the begin of a step until its tokens are known."""
+        """Return the time from the start of a step until its tokens are known."""
         host = self.host_ms + self.host_sequence_ms * sequences
         return host + self.device_ms(tokens, sequences, context, pairs)
 
     def cycle_ms(self, tokens: Number, sequences: Number, context: Number, pairs: Number) -> Number:
-        """From the begin of a step to the begin of the next one when there is more to do."""
-        return (
-            self.token_instant_ms(tokens, sequences, context, pairs) + self.after_ms + self.gap_ms
-        )
+        """Return the time from the start of a step to that of the next when there is more to do."""
+        known = self.token_instant_ms(tokens, sequences, context, pairs)
+        return known + self.after_ms + self.gap_ms
 
 
 def step_model(
     model: ModelShape, device: Device, efficiency: Efficiency | None = None, tp: int = 1
 ) -> StepModel:
-    """What theory says, counted exactly. First order where layers look back over a window only: the
-    slope at no context."""
-    efficiency = efficiency or Efficiency(mfu=device.mfu, mbu=device.mbu)
+    """Return what theory says, counted exactly. First order where layers look back over a window
+    only: the slope at no context."""
+    efficiency = efficiency or Efficiency.usual(device)
     costs = Costs(model, device, efficiency, Counting.EXACT, tp)
     link = float(costs.link_ms(1.0)) - float(costs.link_ms(0.0))
-    everyone = float("inf") if model.experts else 1.0
     return StepModel(
-        weights_ms=float(costs.bandwidth_ms(costs.weight_bytes(everyone, head=False))),
+        weights_ms=float(costs.bandwidth_ms(costs.weight_bytes(math.inf, head=False))),
         head_ms=float(costs.bandwidth_ms(costs.head_bytes())),
         token_ms=float(costs.arithmetic_ms(costs.matrix_flops(1.0, 0.0))) + link,
         sequence_ms=float(costs.arithmetic_ms(costs.head_flops(1.0))),

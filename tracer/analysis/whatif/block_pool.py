@@ -1,8 +1,8 @@
-"""The KV cache of a simulated engine: who holds how many blocks, which are kept for reuse, which
-are free."""
+"""The KV cache of a simulated engine: blocks held, kept for reuse, and free."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -27,7 +27,6 @@ class Running:
 
     @property
     def held(self) -> int:
-        """Blocks in its table."""
         return self.private + len(self.shared)
 
 
@@ -44,18 +43,18 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that can be had, at worst by dropping cached ones."""
+        """Blocks free or cached: a cached one can be dropped."""
         return self.free + len(self.kept)
 
     def spare(self) -> int:
-        """Blocks that can be taken before anything else happens to the pool."""
+        """Return the blocks that can be taken before anything else happens to the pool."""
         if self.settings.evict_all and self.kept:
             return self.free - int(self.settings.margin * self.settings.blocks) - 1
         return self.available
 
     def steps_until_full(self, running: Sequence[Running], most: int) -> int:
-        """In how many steps, `most` at most, each of `running` can take a token before blocks run
-        short."""
+        """Return in how many steps, `most` at most, each of `running` can take a token before
+        blocks run short."""
         size, spare = self.settings.block_size, self.spare()
         if len(running) * (most // size + 1) <= spare:
             return most
@@ -68,8 +67,7 @@ class BlockPool:
         return low
 
     def tidy(self) -> bool:
-        """Whether the margin is free, after dropping the whole cache for it where that is the
-        way."""
+        """Return whether the margin is free, after dropping the whole cache for it if need be."""
         least = self.settings.margin * self.settings.blocks
         if self.free < least and self.settings.evict_all and self.kept:
             self.evict(len(self.kept))
@@ -82,27 +80,22 @@ class BlockPool:
             self.free += 1
 
     def match(self, names: Sequence[int], most: int) -> list[int]:
-        """The blocks at the begin of a prompt that are there, `most` at most."""
-        found = []
-        for name in names[:most]:
-            if name not in self.users:
-                break
-            found.append(name)
-        return found
+        """Return the blocks at the start of a prompt that are there, `most` at most."""
+        return list(itertools.takewhile(self.users.__contains__, names[:most]))
 
     def hold(self, names: Sequence[int]) -> None:
-        """One more sequence has these blocks in its table."""
+        """Add these blocks to the table of one more sequence."""
         for name in names:
             self.kept.pop(name, None)
             self.users[name] += 1
 
     def fits(self, tokens: int, names: Sequence[int]) -> bool:
-        """Whether a new sequence of so many tokens finds blocks, beside those that it shares."""
+        """Return whether a new sequence finds blocks for `tokens`, beside those that it shares."""
         need = -(-tokens // self.settings.block_size) - len(names)
         return need <= self.available - sum(name in self.kept for name in names)
 
     def grow(self, sequence: Running, tokens: int) -> bool:
-        """Blocks for so many more tokens; False when there are none."""
+        """Take blocks for so many more tokens; False when there are none."""
         need = -(-(sequence.computed + tokens) // self.settings.block_size) - sequence.held
         if need > 0:
             if need > self.available:
@@ -114,7 +107,7 @@ class BlockPool:
         return True
 
     def publish(self, sequence: Running, names: Sequence[int]) -> None:
-        """The blocks of its prompt that are complete can be shared from now on."""
+        """Share the complete blocks of a prompt from now on."""
         complete = min(len(names), sequence.computed // self.settings.block_size, sequence.held)
         for name in names[len(sequence.shared) : complete]:
             if name in self.users:
@@ -127,7 +120,7 @@ class BlockPool:
             sequence.shared.append(name)
 
     def release(self, sequence: Running) -> None:
-        """It gives all its blocks back; those with a name are kept for reuse."""
+        """Give all blocks of a sequence back; those with a name are kept for reuse."""
         self.free += sequence.private
         for name in sequence.shared:
             self.users[name] -= 1

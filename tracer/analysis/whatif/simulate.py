@@ -3,8 +3,8 @@
 It admits, batches and caches as continuous batching in transformers and vLLM's V1 engine do: in
 each step the sequences that decode come first, then prompts under way, then waiting ones in order
 of arrival, while there are slots, tokens and KV blocks; a sequence that finds no block sends the
-newest back to the queue. What a step takes is the business of a `StepModel`. Stretches in which
-nothing but decoding happens are reckoned at once.
+newest back to the queue. A `StepModel` says what a step takes. Stretches in which nothing but
+decoding happens are computed at once.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tracer.analysis.beside.observed import Arrival, Settings
 from tracer.analysis.errors import AnalysisError
+from tracer.analysis.model.shape import Floats
 from tracer.analysis.model.step_model import StepModel
 from tracer.analysis.whatif.block_pool import BlockPool, Running
 
-Floats = NDArray[np.float64]
 _LONGEST_STRETCH = 4096
 _MOST_STEPS = 2_000_000
 
@@ -43,33 +42,24 @@ class Outcome:
 
 
 class _Engine:
-    """One run. See `simulate`."""
+    """One run. See `simulate`. `blocked`: after a preemption no new request is taken until one has
+    finished."""
 
     def __init__(
-        self,
-        arrivals: Sequence[Arrival],
-        settings: Settings,
-        step: StepModel,
-        noise: float,
+        self, arrivals: Sequence[Arrival], settings: Settings, step: StepModel, noise: float,
         seed: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.arrivals, self.settings, self.step_model = arrivals, settings, step
+        self.noise, self.generator = noise, np.random.default_rng(seed)
         self.pool = BlockPool(settings)
         self.clock = 0.0
-        self.next = 0
+        self.next = self.steps = self.preemptions = 0
         self.waiting: deque[Running] = deque()
         self.running: list[Running] = []
-        count = len(arrivals)
-        self.scheduled, self.first, self.last, self.cached = (
-            np.full(count, np.nan) for _ in range(4)
-        )
-        self.gaps: list[Floats] = []
-        self.weights: list[Floats] = []
-        self.steps = self.preemptions = 0
+        self.scheduled, self.first, self.last, self.cached = np.full((4, len(arrivals)), np.nan)
+        self.gaps: list[Floats] = [np.zeros(0)]
+        self.weights: list[Floats] = [np.zeros(0)]
         self.blocked = False
-        """After a preemption no new request is taken until one has finished."""
-        self.noise = noise
-        self.generator = np.random.default_rng(seed)
 
     def run(self) -> Outcome:
         while self.next < len(self.arrivals) or self.waiting or self.running:
@@ -80,26 +70,17 @@ class _Engine:
                 self._step()
             if self.steps > _MOST_STEPS:
                 raise AnalysisError("the replay does not come to an end within two million steps")
-        order = np.concatenate(self.gaps) if self.gaps else np.zeros(0)
-        weights = np.concatenate(self.weights) if self.weights else np.zeros(0)
+        gaps, weights = np.concatenate(self.gaps), np.concatenate(self.weights)
         return Outcome(
-            self.scheduled,
-            self.first,
-            self.last,
-            self.cached,
-            order,
-            weights,
-            self.steps,
+            self.scheduled, self.first, self.last, self.cached, gaps, weights, self.steps,
             self.preemptions,
-        )
+        )  # fmt: skip
 
     def _arrive(self) -> None:
         while self.next < len(self.arrivals) and self.arrivals[self.next].at <= self.clock:
             arrival = self.arrivals[self.next]
             self.waiting.append(Running(self.next, arrival.prompt, arrival.output))
             self.next += 1
-
-    # --- a step -----------------------------------------------------------------------------------
 
     def _step(self) -> None:
         roomy = self.pool.tidy()
@@ -108,9 +89,7 @@ class _Engine:
         budget = 0 if whole else self.settings.budget
         if not whole:
             for sequence in [each for each in self.running if not each.todo]:
-                if budget < 1 or sequence not in self.running:
-                    continue
-                if self._room(sequence, 1):
+                if budget >= 1 and sequence in self.running and self._room(sequence):
                     work.append((sequence, 1))
                     budget -= 1
             work = [item for item in work if item[0] in self.running]
@@ -126,16 +105,15 @@ class _Engine:
             return
         self._advance(work)
 
+    @property
+    def _open(self) -> bool:
+        """A request waits, and there is a slot for it."""
+        free = len(self.running) < self.settings.slots
+        return bool(self.waiting) and free and not self.blocked
+
     def _admit(self, work: list[tuple[Running, int]], budget: int, roomy: bool) -> None:
         """Take waiting requests, in order, while there is room."""
-        while (
-            self.waiting
-            and budget > 0
-            and len(self.running) < self.settings.slots
-            and not self.blocked
-        ):
-            if not roomy and work:
-                return
+        while self._open and budget > 0 and (roomy or not work):
             sequence = self.waiting[0]
             found, names = self._match(sequence)
             tokens = min(sequence.todo - found, budget)
@@ -147,10 +125,10 @@ class _Engine:
             budget -= tokens
 
     def _whole(self, work: list[tuple[Running, int]]) -> bool:
-        """Without chunks: a step of whole prompts alone, if any can be taken. Whoever decodes
-        waits."""
+        """Take a step of whole prompts alone, without chunks; False when none can be taken.
+        Sequences that decode wait."""
         room = self.settings.budget
-        while self.waiting and len(self.running) < self.settings.slots and not self.blocked:
+        while self._open:
             sequence = self.waiting[0]
             found, names = self._match(sequence)
             tokens = sequence.todo - found
@@ -163,7 +141,7 @@ class _Engine:
         return bool(work)
 
     def _start(self, found: int, names: list[int]) -> None:
-        """Take the first of those that wait, with what the prefix cache holds of its prompt."""
+        """Take the first request in the queue, with what the prefix cache holds of its prompt."""
         sequence = self.waiting.popleft()
         self.running.append(sequence)
         self.pool.hold(names)
@@ -175,8 +153,8 @@ class _Engine:
             self.cached[sequence.index] = sequence.computed
 
     def _match(self, sequence: Running) -> tuple[int, list[int]]:
-        """Tokens of its prompt that the prefix cache holds, and their blocks. At least one is left
-        to compute."""
+        """Return the tokens of a prompt that the prefix cache holds, and their blocks. At least one
+        is left to compute."""
         if not self.settings.prefix_cache:
             return 0, []
         arrival, size = self.arrivals[sequence.index], self.settings.block_size
@@ -186,10 +164,10 @@ class _Engine:
         told = 0 if sequence.produced else min(arrival.cached, arrival.prompt - 1)
         return max(len(names) * size, told), names
 
-    def _room(self, sequence: Running, tokens: int) -> bool:
-        """Blocks for a sequence that decodes; the newest ones give theirs up. False when it had to
-        go itself."""
-        while not self.pool.grow(sequence, tokens):
+    def _room(self, sequence: Running) -> bool:
+        """Take a block for a sequence that decodes; the newest ones give theirs up. False when it
+        was preempted itself."""
+        while not self.pool.grow(sequence, 1):
             victim = self.running[-1]
             self._preempt()
             if victim is sequence:
@@ -197,7 +175,7 @@ class _Engine:
         return True
 
     def _preempt(self) -> None:
-        """The newest one goes back to the front of the queue; all that it computed is lost."""
+        """Send the newest sequence to the front of the queue; all that it computed is lost."""
         victim = self.running.pop()
         self.pool.release(victim)
         victim.todo = self.arrivals[victim.index].prompt + victim.produced
@@ -207,8 +185,8 @@ class _Engine:
         self.blocked = True
 
     def _unblock(self) -> None:
-        """Nothing could run, because prompts under way hold all blocks or because new requests were
-        held back."""
+        """Go on where nothing could run, because prompts under way hold all blocks or because new
+        requests were held back."""
         if self.running:
             self._preempt()
         self.blocked = False
@@ -216,17 +194,13 @@ class _Engine:
 
     def _advance(self, work: list[tuple[Running, int]]) -> None:
         """Run the step: time passes, tokens come out."""
-        tokens = sequences = 0
-        context = pairs = 0.0
+        tokens, context, pairs = 0, 0.0, 0.0
         for sequence, count in work:
             tokens += count
-            end = sequence.computed + count
-            context += end
-            pairs += count * (sequence.computed + end) / 2.0
-            sequences += 1
-        model = self.step_model
-        factor = self._factor()
-        known = float(model.token_instant_ms(tokens, sequences, context, pairs)) * factor
+            context += sequence.computed + count
+            pairs += count * (2 * sequence.computed + count) / 2.0
+        model, factor = self.step_model, float(self._factors(1)[0])
+        known = float(model.token_instant_ms(tokens, len(work), context, pairs)) * factor
         instant = self.clock + known
         gaps: list[float] = []
         for sequence, count in work:
@@ -243,9 +217,8 @@ class _Engine:
             if sequence.token >= 0.0:
                 gaps.append(instant - sequence.token)
             self._yield(sequence, instant, 1)
-        if gaps:
-            self.gaps.append(np.array(gaps))
-            self.weights.append(np.ones(len(gaps)))
+        self.gaps.append(np.array(gaps))
+        self.weights.append(np.ones(len(gaps)))
         self.clock = instant + (model.after_ms + model.gap_ms) * factor
         self.steps += 1
 
@@ -263,7 +236,7 @@ class _Engine:
             self.blocked = False
 
     def _shut(self) -> bool:
-        """Whether nobody can join those that run until one of them ends, whoever comes."""
+        """Return whether no request can join until a running one ends."""
         if self.blocked or len(self.running) >= self.settings.slots:
             return True
         if not self.waiting:
@@ -275,10 +248,8 @@ class _Engine:
         tokens = found + min(sequence.todo - found, room)
         return not roomy or room < 1 or not self.pool.fits(tokens, names)
 
-    # --- a stretch of steps -----------------------------------------------------------------------
-
     def _stretch(self) -> bool:
-        """Many steps at once, while all that run only decode and nobody can join. Returns False
+        """Take many steps at once, while all sequences only decode and none can join. Return False
         when that is not so."""
         running, settings = self.running, self.settings
         count = len(running)
@@ -295,11 +266,7 @@ class _Engine:
         held = context + count * np.arange(1.0, steps + 1.0)
         model, size = self.step_model, float(count)
         instants = np.broadcast_to(model.token_instant_ms(size, size, held, held), held.shape)
-        factors = (
-            np.exp(self.noise * self.generator.standard_normal(steps))
-            if self.noise
-            else np.ones(steps)
-        )
+        factors = self._factors(steps)
         known = instants * factors
         cycles = known + (model.after_ms + model.gap_ms) * factors
         ends = np.cumsum(cycles)
@@ -319,8 +286,10 @@ class _Engine:
             self._yield(sequence, float(tokens[-1]), steps)
         return True
 
-    def _factor(self) -> float:
-        return float(np.exp(self.noise * self.generator.standard_normal())) if self.noise else 1.0
+    def _factors(self, steps: int) -> Floats:
+        if not self.noise:
+            return np.ones(steps)
+        return np.exp(self.noise * self.generator.standard_normal(steps))
 
 
 def simulate(
@@ -338,14 +307,13 @@ def simulate(
     Raises AnalysisError for a request that does not fit the pool at all, and for settings that let
     nothing run.
     """
-    if settings.slots < 1 or settings.budget < 1 or settings.blocks < 1 or settings.block_size < 1:
+    if min(settings.slots, settings.budget, settings.blocks, settings.block_size) < 1:
         raise AnalysisError("slots, tokens a step and KV blocks must be at least 1")
     for arrival in arrivals:
         # The last token is given out, not kept.
         if -(-(arrival.prompt + arrival.output - 1) // settings.block_size) > settings.blocks:
             raise AnalysisError(
-                f"request {arrival.id} of {arrival.prompt:,} + {arrival.output:,} tokens can never "
-                "be held by "
-                f"{settings.blocks:,} blocks of {settings.block_size}"
+                f"request {arrival.id} of {arrival.prompt:,} + {arrival.output:,} tokens does not "
+                f"fit into {settings.blocks:,} blocks of {settings.block_size}"
             )
     return _Engine(arrivals, settings, step, noise, seed).run()

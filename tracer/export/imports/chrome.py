@@ -18,6 +18,7 @@ from engine_hooks.protocol.clock import NS_PER_S, ClockAnchor
 from engine_hooks.protocol.events import Event, Header, pack_u32
 from engine_hooks.protocol.stages import Stage
 from tracer.export.chrome_records import (
+    GAUGES,
     OFFSETS,
     VERSION,
     FileRecord,
@@ -53,25 +54,57 @@ class _Other(msgspec.Struct):
     tracer: FileRecord | None = None
 
 
-class _Document(msgspec.Struct):
-    traceEvents: list[_Slice] = []  # noqa: N815  (Chrome's own name)
-    otherData: _Other = msgspec.field(default_factory=_Other)  # noqa: N815
+class _Document(msgspec.Struct, rename="camel"):
+    trace_events: list[_Slice] = []
+    other_data: _Other = msgspec.field(default_factory=_Other)
 
 
 def is_chrome(data: bytes) -> bool:
-    """Whether the bytes look like a Chrome trace rather than OTLP."""
-    return b'"traceEvents"' in data[:4_096] or (
-        b'"traceEvents"' in data and b'"resourceSpans"' not in data[:4_096]
-    )
+    """True when the bytes look like a Chrome trace rather than OTLP."""
+    if b'"traceEvents"' in data[:4_096]:
+        return True
+    return b'"traceEvents"' in data and b'"resourceSpans"' not in data[:4_096]
 
 
 def read(data: bytes) -> Imported:
-    """The events that the file tells. Raises SpanError, one line."""
+    """Return the events that the file tells.
+
+    Raises:
+        SpanError: The file is none that was exported here; one line.
+    """
     if len(data) > MAX_BYTES:
         raise SpanError(f"{len(data):,} bytes are too many; {MAX_BYTES:,} are read")
+    record, requests, steps = _records(data)
+    began, latest = record.began, record.now + _BEYOND
+    if not 0 <= began <= _LATEST or not 0 <= record.now <= _LATEST:
+        raise SpanError(f"no Chrome trace of ours: it claims to start at {began}")
+    found = len(requests) + len(steps)
+    requests = [item for item in requests if _last(item) <= latest]
+    steps = [item for item in steps if item.begin <= latest]
+    sources = {source.source: source for source in record.sources}
+    for name in [*(item.source for item in requests), *(item.source for item in steps)]:
+        sources.setdefault(name, SourceRecord(name))
+    told: list[tuple[str, Event]] = []
+    try:
+        for source in sources.values():
+            told += [(source.source, event) for event in _about(source, began, record.now)]
+        for request in requests:
+            told += [(request.source, event) for event in _request(request, began)]
+        told += _steps(steps, requests, began)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise SpanError(f"no Chrome trace of ours: {error}") from None
+    told.sort(key=lambda pair: _when(pair[1]))
+    headers = [_header(source, began, record.wall) for source in sources.values()]
+    return Imported(headers, told, len(requests), 0, found - len(requests) - len(steps))
+
+
+def _records(data: bytes) -> tuple[FileRecord, list[RequestRecord], list[StepRecord]]:
+    """What was written for the way back. Raises SpanError."""
+    requests: list[RequestRecord] = []
+    steps: list[StepRecord] = []
     try:
         document = msgspec.json.decode(data, type=_Document)
-        record = document.otherData.tracer
+        record = document.other_data.tracer
         if record is None:
             raise SpanError(
                 "this Chrome trace was not written by tracer export: nothing in it says what a "
@@ -82,9 +115,7 @@ def read(data: bytes) -> Imported:
                 f"written by a newer tracer (version {record.version}, this one reads {VERSION}): "
                 "upgrade"
             )
-        requests: list[RequestRecord] = []
-        steps: list[StepRecord] = []
-        for item in document.traceEvents:
+        for item in document.trace_events:
             raw = bytes(item.args.tracer)
             if item.ph == "X" and raw and item.cat == "request":
                 requests.append(msgspec.json.decode(raw, type=RequestRecord))
@@ -92,29 +123,7 @@ def read(data: bytes) -> Imported:
                 steps.append(msgspec.json.decode(raw, type=StepRecord))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise SpanError(f"no Chrome trace of ours: {error}") from None
-    began = record.began
-    if not 0 <= began <= _LATEST or not 0 <= record.now <= _LATEST:
-        raise SpanError(f"no Chrome trace of ours: it claims to begin at {began}")
-    latest, found = record.now + _BEYOND, len(requests) + len(steps)
-    requests = [item for item in requests if _last(item) <= latest]
-    steps = [item for item in steps if item.begin <= latest]
-    sources = {source.source: source for source in record.sources}
-    for name in dict.fromkeys(
-        [*(item.source for item in requests), *(item.source for item in steps)]
-    ):
-        sources.setdefault(name, SourceRecord(name))
-    told: list[tuple[str, Event]] = []
-    for source in sources.values():
-        told += [(source.source, event) for event in _about(source, began, record.now)]
-    try:
-        for request in requests:
-            told += [(request.source, event) for event in _request(request, began)]
-        told += _steps(steps, requests, began)
-    except (OverflowError, TypeError, ValueError) as error:
-        raise SpanError(f"no Chrome trace of ours: {error}") from None
-    told.sort(key=lambda pair: _when(pair[1]))
-    headers = [_header(source, began, record.wall) for source in sources.values()]
-    return Imported(headers, told, len(requests), 0, found - len(requests) - len(steps))
+    return record, requests, steps
 
 
 def _when(event: Event) -> tuple[int, bool]:
@@ -134,16 +143,13 @@ def _header(source: SourceRecord, began: int, wall: int) -> Header:
 
 
 def _about(source: SourceRecord, began: int, now: int) -> Iterator[Event]:
-    facts = {
-        name: value
-        for name, value in source.engine.items()
-        if name != "t"
-        and _ENGINE.get(name) is type(value)
-        and (isinstance(value, str) or abs(value) < 1 << 62)
-    }
-    facts.setdefault("name", "")
+    facts: dict[str, Any] = {"name": ""}
+    for name, value in source.engine.items():
+        known = name != "t" and _ENGINE.get(name) is type(value)
+        if known and (isinstance(value, str) or abs(value) < 1 << 62):
+            facts[name] = value
     if source.engine:
-        yield events.Engine(began, **facts)  # type: ignore[arg-type]
+        yield events.Engine(began, **facts)
     for row in source.coverage:
         yield events.Coverage(began, row.stage, row.status, row.hook, row.reason)
     yield events.Heartbeat(began + now)
@@ -161,89 +167,87 @@ def _last(record: RequestRecord) -> int:
 
 
 def _request(record: RequestRecord, began: int) -> Iterator[Event]:
-    key = _in(record.key, "key", 1)
+    """What happened to a request, case by case; a case that the file does not tell gives
+    nothing."""
+    record.key = _in(record.key, "key", 1)
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if type(value) is int:
+            setattr(record, name, _count(value))
+    record.rid = record.rid[:_LENGTH]
     at = {name: _instant(began, offset) for name, offset in record.milestones.items()}
-    rid = record.rid[:_LENGTH]
+    first = at.get("received", at.get("queued", min(at.values(), default=began)))
+    yield from _arrival(record, at, first)
+    yield from _front_end(record, at, first)
+    yield from _queue(record, at, began)
+    yield from _end(record, at, began)
+
+
+def _arrival(record: RequestRecord, at: dict[str, int], first: int) -> Iterator[Event]:
+    key, rid, streaming = record.key, record.rid, record.streaming
     if "received" in at:
         yield events.Received(
-            at["received"],
-            key,
-            rid,
-            record.route,
-            record.client_id,
-            record.tenant,
-            _count(record.streaming),
+            at["received"], key, rid, record.route, record.client_id, record.tenant, streaming,
             record.offline,
-        )
-    first = at.get("received", at.get("queued", min(at.values(), default=began)))
+        )  # fmt: skip
     yield events.Params(
-        first,
-        key,
-        _count(record.streaming),
-        record.tenant,
-        record.model,
-        _count(record.max_tokens),
-        _count(record.messages),
+        first, key, streaming, record.tenant, record.model, record.max_tokens, record.messages,
         int(record.logprobs),
-    )
+    )  # fmt: skip
     yield events.Alias(first, key, rid)
-    yield from _stage(at, key, Stage.RECEIVE, "", "receive_end", record.body_bytes)
-    yield from _stage(
-        at, key, Stage.TEMPLATE, "template_begin", "template_end", record.prompt_chars
-    )
-    yield from _stage(
-        at, key, Stage.TOKENISE, "tokenise_begin", "tokenise_end", record.prompt_tokens
-    )
-    yield from _stage(at, key, Stage.ADMISSION, "admission_begin", "", -1)
+
+
+def _front_end(record: RequestRecord, at: dict[str, int], first: int) -> Iterator[Event]:
+    for stage, begin, end, units in (
+        (Stage.RECEIVE, "", "receive_end", record.body_bytes),
+        (Stage.TEMPLATE, "template_begin", "template_end", record.prompt_chars),
+        (Stage.TOKENISE, "tokenise_begin", "tokenise_end", record.prompt_tokens),
+        (Stage.ADMISSION, "admission_begin", "", -1),
+    ):
+        if begin in at:
+            yield events.Begin(at[begin], record.key, stage)
+        if end in at:
+            yield events.End(at[end], record.key, stage, units)
     if record.prompt_text:
-        yield events.Prompt(first, key, record.prompt_text, _count(record.prompt_chars), b"", -1)
+        yield events.Prompt(first, record.key, record.prompt_text, record.prompt_chars, b"", -1)
+
+
+def _queue(record: RequestRecord, at: dict[str, int], began: int) -> Iterator[Event]:
+    key = record.key
     if "queued" in at:
-        yield events.Queued(
-            at["queued"], key, rid, _count(record.prompt_tokens), _count(record.max_tokens)
-        )
+        yield events.Queued(at["queued"], key, record.rid, record.prompt_tokens, record.max_tokens)
     if "lookup" in at:
         taken = at.get("scheduled", at["lookup"])
-        yield events.Scheduled(
-            taken, key, at["lookup"], _count(record.cached_tokens), 0, max(0, _count(record.blocks))
-        )
+        blocks = max(0, record.blocks)
+        yield events.Scheduled(taken, key, at["lookup"], record.cached_tokens, 0, blocks)
     for number, item in enumerate(record.preemptions, 1):
         begin = _instant(began, item.begin)
         yield events.Preempted(begin, key, item.kind[:_LENGTH], _count(item.computed), -1, number)
         if item.resumed >= 0:
             resumed = _instant(began, item.resumed)
             yield events.Scheduled(resumed, key, resumed, _count(item.cached), 0, 0, True)
-    yield from _stage(at, key, Stage.STREAM, "", "stream_end", -1)
-    last = max(at.values(), default=began)
+
+
+def _end(record: RequestRecord, at: dict[str, int], began: int) -> Iterator[Event]:
+    key = record.key
+    if "stream_end" in at:
+        yield events.End(at["stream_end"], key, Stage.STREAM, -1)
+    finished = at.get("finished", max(at.values(), default=began))
     if record.output_text:
-        yield events.Output(at.get("finished", last), key, 0, record.output_text)
+        yield events.Output(finished, key, 0, record.output_text)
     if "finished" in at:
+        reason, error = record.finish_reason[:_LENGTH], record.error[:_LENGTH]
         yield events.Finished(
-            at["finished"],
-            key,
-            record.finish_reason[:_LENGTH],
-            _count(record.output_tokens),
-            record.error[:_LENGTH],
-            _count(record.prompt_tokens),
-            _count(record.cached_tokens),
-        )
-    if max(record.sent_chunks, record.sent_bytes, record.sent_tokens) >= 0:
-        yield events.Sent(
-            at.get("finished", last), key, _count(record.sent_chunks), _count(record.sent_bytes),
-            _count(record.sent_tokens), _count(record.sent_work),
+            finished, key, reason, record.output_tokens, error, record.prompt_tokens,
+            record.cached_tokens,
         )  # fmt: skip
+    sent = record.sent_chunks, record.sent_bytes, record.sent_tokens
+    if max(sent) >= 0:
+        yield events.Sent(finished, key, *sent, record.sent_work)
     if "released" in at:
-        yield events.Released(at["released"], key, _count(record.freed), _count(record.kept))
+        yield events.Released(at["released"], key, record.freed, record.kept)
     if "closed" in at:
-        yield events.Closed(at["closed"], key, _count(record.status_code), -1, record.disconnected)
-
-
-def _stage(
-    at: dict[str, int], key: int, stage: Stage, begin: str, end: str, units: int
-) -> Iterator[Event]:
-    if begin in at:
-        yield events.Begin(at[begin], key, stage)
-    if end in at:
-        yield events.End(at[end], key, stage, _count(units))
+        yield events.Closed(at["closed"], key, record.status_code, -1, record.disconnected)
 
 
 # --- steps ----------------------------------------------------------------------------------------
@@ -257,11 +261,8 @@ def _steps(
     for step in steps:
         made = _step(step, began)
         if last[step.source] is step:
-            held = [
-                (item.key, item.blocks)
-                for item in requests
-                if item.source == step.source and item.blocks >= 0
-            ]
+            of_source = (item for item in requests if item.source == step.source)
+            held = [(item.key, item.blocks) for item in of_source if item.blocks >= 0]
             made.blocks = pack_u32([number for pair in held for number in pair])
         yield step.source, made
 
@@ -275,14 +276,11 @@ def _step(record: StepRecord, began: int) -> events.Step:
     made = events.Step(_instant(began, record.begin), _in(record.n, "step", -1, 1 << 40))
     for name, offset in zip(OFFSETS, offsets, strict=False):
         setattr(made, name, offset)
-    made.tokens = _count(record.tokens)
-    made.joined = pack_u32(record.joined)
-    made.left = pack_u32(record.left)
-    made.odd = pack_u32([value for triple in record.odd for value in triple])
-    for name, value in zip(
-        ("used", "cached", "free", "waiting", "running", "preempted"), record.gauges, strict=False
-    ):
+    for name, value in zip(GAUGES, record.gauges, strict=False):
         setattr(made, name, _count(value))
+    made.tokens = _count(record.tokens)
+    made.joined, made.left = pack_u32(record.joined), pack_u32(record.left)
+    made.odd = pack_u32([value for triple in record.odd for value in triple])
     made.timing = record.timing if record.timing in (0, 1, 2, 3) else 0
     made.wait = min(max(-1, record.wait), _LATEST)
     made.graph = record.graph if record.graph in (0, 1, 2) else 0
@@ -299,8 +297,7 @@ def _count(value: int) -> int:
     return max(-1, min(value, 1 << 61))
 
 
-def _in(value: Any, what: str, low: int, high: int = 0xFFFF_FFFF) -> int:
-    number = int(value)
-    if not low <= number <= high:
-        raise ValueError(f"no such {what}: {number}")
-    return number
+def _in(value: int, what: str, low: int, high: int = 0xFFFF_FFFF) -> int:
+    if not low <= value <= high:
+        raise ValueError(f"no such {what}: {value}")
+    return value

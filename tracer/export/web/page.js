@@ -20,7 +20,12 @@
     if (value >= 99.95) return Math.round(value).toLocaleString('en');
     return value >= 9.995 ? value.toFixed(1) : value.toFixed(2);
   };
-  const share = (part, whole) => (whole > 0 ? (100 * part / whole).toFixed(part / whole < .1 ? 2 : 1) + ' %' : '–');
+  const share = (part, whole) => {
+    if (!(whole > 0)) return '–';
+    const percent = 100 * part / whole;
+    if (percent > 0 && percent < .1) return '<0.1 %';
+    return percent.toFixed(percent > 0 && percent < 9.95 ? 1 : 0) + ' %';
+  };
   const origin = (r) => (own ? r.received : 0);
 
   /* --- rows: only those in sight exist --- */
@@ -54,7 +59,7 @@
     row.setAttribute('role', 'option');
     row.setAttribute('aria-selected', String(place === chosen));
     row.setAttribute('aria-label', `${r.id}, ${r.phase}, ${ms(r.length)} ms`);
-    row.append(make('span', 'id', r.id), make('span', 'tokens', `${r.prompt ?? '?'}→${r.output}`));
+    row.append(make('span', 'id', r.id), make('span', 'tokens', `${r.prompt ?? '–'}→${r.output}`));
     const bar = row.appendChild(make('div', 'bar')), span = to - from, shift = origin(r);
     for (const [, x] of ticks()[0]) bar.appendChild(make('u')).style.left = 100 * x + '%';
     r.bar.forEach(([stage, start, stop, waiting], number) => {
@@ -104,7 +109,7 @@
   function open(r) {
     const head = make('h2', '', r.id), close = make('button', '', 'close');
     close.onclick = () => { detail.hidden = true; draw(true); list.focus(); };
-    const words = [r.phase, r.reason, r.error, r.model, `${r.prompt ?? '?'} prompt tokens` +
+    const words = [r.phase, r.reason, r.error, r.model, `${r.prompt ?? '–'} prompt tokens` +
       (r.cached ? ` (${r.cached} cached)` : ''), `${r.output} output tokens`,
       r.preemptions ? `preempted ×${r.preemptions}` : '', r.incomplete ? 'incomplete: events were lost' : ''];
     const figures = [['queue', r.queue], ['prefill', r.prefill], ['TTFT', r.ttft], ['TPOT', r.tpot], ['E2E', r.e2e]];

@@ -1,2 +1,1 @@
-"""What the machine itself says while an engine runs on it: GPUs, control groups, and how near to
-the peaks it gets."""
+"""The machine beside an engine: GPUs, control groups, and how near to their peaks."""

@@ -1,5 +1,4 @@
-"""How a control group holds a process back: its limit of cores, and the time for which it was
-throttled."""
+"""Limits of a process's control groups: cores, and the time for which they were throttled."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ class Throttling:
 
 
 class CgroupWatch:
-    """Looks at the groups of one process again and again. `proc` and `mount`: where the kernel
-    shows them."""
+    """The control groups of one process. `proc` and `mount`: where the kernel shows them."""
 
     def __init__(self, pid: int, *, proc: Path = PROC, mount: Path = MOUNT) -> None:
         self.pid = pid
@@ -35,16 +33,10 @@ class CgroupWatch:
         self._before: tuple[int, float] | None = None
 
     def sample(self, now: int) -> Throttling | None:
-        """As of `now` (monotonic ns); None where there are no groups to look at."""
-        throttled: float | None = None
-        cores: float | None = None
-        for folder in self._folders:
-            seconds = _throttled_s(folder)
-            if seconds is not None:
-                throttled = seconds if throttled is None else max(throttled, seconds)
-            limit = _cores(folder)
-            if limit is not None:
-                cores = limit if cores is None else min(cores, limit)
+        """Return the state at `now` (monotonic ns); None where there are no control groups."""
+        seconds = [each for folder in self._folders if (each := _throttled_s(folder)) is not None]
+        limits = [each for folder in self._folders if (each := _cores(folder)) is not None]
+        throttled, cores = max(seconds, default=None), min(limits, default=None)
         if throttled is None and cores is None:
             return None
         share = None
@@ -57,8 +49,8 @@ class CgroupWatch:
 
 
 def _folders(pid: int, proc: Path, mount: Path) -> list[Path]:
-    """Folders of the process's CPU group and of those around it, innermost first (version 2, else
-    version 1)."""
+    """Return the folders of the process's CPU group and of those around it, innermost first
+    (version 2, else version 1)."""
     try:
         lines = (proc / str(pid) / "cgroup").read_text("utf-8", "replace").splitlines()
     except OSError:
@@ -78,10 +70,7 @@ def _folders(pid: int, proc: Path, mount: Path) -> list[Path]:
         # Inside a container the path is that of the host, and what is mounted is the group itself.
         while root in folder.parents and not folder.is_dir():
             folder = folder.parent
-        found += [
-            folder,
-            *(parent for parent in folder.parents if parent == root or root in parent.parents),
-        ]
+        found += [each for each in (folder, *folder.parents) if each.is_relative_to(root)]
     return list(dict.fromkeys(found))
 
 
@@ -94,13 +83,11 @@ def _throttled_s(folder: Path) -> float | None:
 
 
 def _cores(folder: Path) -> float | None:
-    """Limit of a group: version 2 has it in one file, version 1 in two."""
+    """Return the limit of a group, which version 2 has in one file and version 1 in two."""
     words = " ".join(_lines(folder / "cpu.max")).split()
     if not words:
-        words = [
-            *_lines(folder / "cpu.cfs_quota_us")[:1],
-            *_lines(folder / "cpu.cfs_period_us")[:1],
-        ]
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        words = [line for name in names for line in _lines(folder / name)[:1]]
     if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
         return int(words[0]) / int(words[1])
     return None

@@ -1,8 +1,7 @@
-"""The machine beside the engine: asked once a second, read by the device strip and by the metrics.
+"""The machine beside the engine: polled once a second, read by the device strip and by the metrics.
 
-What only this machine can tell (GPUs, control groups, the processor's own peaks) is asked for in a
-thread, and only when the engine runs on this host; what the engine told (cores used, memory, steps)
-is read from the state.
+GPUs, control groups and the processor's own peaks are polled in a thread, and only when the engine
+runs on this host; cores used, memory and steps are the engine's own and read from the state.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ second, once."""
 @dataclass(frozen=True, slots=True)
 class Reading:
     """The device of one engine at one instant. `cores` that all of the engine's processes use,
-    `rss` bytes they hold; `peak` what the device can do at most, `dtype` in which it computes.
-    None, or nothing in `gpus`: not known."""
+    `rss` bytes they hold; `peak` of the device, `dtype` in which it computes. None, or nothing in
+    `gpus`: not known."""
 
     device: str
     gpus: tuple[Gpu, ...] = ()
@@ -63,7 +62,7 @@ class Reading:
 
 
 class HardwareGauge:
-    """See the module. Let `run` work beside the screen; `reading` never waits and never raises."""
+    """See the module. `run` works beside the screen; `reading` never waits and never raises."""
 
     def __init__(self, load: Callable[[], Nvml] = Nvml) -> None:
         self._load = load
@@ -75,32 +74,25 @@ class HardwareGauge:
         self._last: tuple[int, Reading | None] = (-1, None)
 
     async def run(self, state: TraceState) -> None:
-        """Ask the machine until cancelled."""
         try:
             while True:
-                await self.look(state)
+                await self.poll(state)
                 await asyncio.sleep(PERIOD_S)
         finally:
             if self._nvml is not None:
                 self._nvml.close()
 
-    async def look(self, state: TraceState) -> None:
-        """Ask the machine once, if an engine runs on it."""
+    async def poll(self, state: TraceState) -> None:
+        """Poll the machine once, if an engine runs on it."""
         engine = main_engine(state.snapshot(limit=0))
         if engine is None or not engine.name:
             return
-        pids = [
-            pid
-            for source in state.sources.values()
-            if (pid := _local_pid(state, source.name)) is not None
-        ]
-        local = _local_pid(state, engine.source) is not None
-        steps = engine.steps >= SETTLING_STEPS
-        await asyncio.to_thread(self._ask, engine, pids if local else [], local and steps)
+        local = {name: pid for name in state.sources if (pid := _local_pid(state, name))}
+        pids = list(local.values()) if engine.source in local else []
+        await asyncio.to_thread(self._ask, engine, pids)
 
     def reading(self, state: TraceState, now: int) -> Reading | None:
-        """What is known at `now` (ns); None while no engine has told of itself. Made at most once a
-        second."""
+        """Return the reading at `now` (ns), made at most once a second; None without an engine."""
         second, last = self._last
         if second != now // NS_PER_S or last is None:
             last = self._read(state, now)
@@ -108,31 +100,25 @@ class HardwareGauge:
         return last
 
     def families(self, state: TraceState, now: int) -> list[Family]:
-        """The reading as metrics."""
         engine = main_engine(state.snapshot(now=now, limit=0))
         reading = self.reading(state, now)
         return [] if engine is None or reading is None else families_of(reading, engine)
 
     # --- in the thread ----------------------------------------------------------------------------
 
-    def _ask(self, engine: EngineView, pids: list[int], measure: bool) -> None:
+    def _ask(self, engine: EngineView, pids: list[int]) -> None:
         if not pids:
             self._gpus, self._throttling = (), None
-        elif engine.device.strip().lower() == "cpu":
+        elif _on_cpu(engine):
             samples = [self._watch(pid).sample(clock.now()) for pid in pids]
-            self._throttling = max(
-                (sample for sample in samples if sample is not None),
-                key=lambda each: each.share or 0.0,
-                default=None,
-            )
+            known = [sample for sample in samples if sample is not None]
+            self._throttling = max(known, key=lambda each: each.share or 0.0, default=None)
         else:
             if self._nvml is None:
                 self._nvml = self._load()
-            visible = next(
-                (told for pid in pids if (told := visible_devices(pid)) is not None), None
-            )
-            self._gpus = self._nvml.sample(pids, visible)
-        self._measure(engine, measure)
+            visible = [devices for devices in map(visible_devices, pids) if devices is not None]
+            self._gpus = self._nvml.sample(pids, visible[0] if visible else None)
+        self._measure(engine, bool(pids) and engine.steps >= SETTLING_STEPS)
 
     def _watch(self, pid: int) -> CgroupWatch:
         if len(self._watches) > 64:
@@ -140,20 +126,17 @@ class HardwareGauge:
         return self._watches.setdefault(pid, CgroupWatch(pid))
 
     def _measure(self, engine: EngineView, may: bool) -> None:
-        """What the device can do at most: known by its name, or, for a processor, measured when it
-        is this one."""
-        on_cpu = engine.device.strip().lower() == "cpu"
-        if on_cpu and not may:
-            return
+        """Find the device's peaks: by its name, or, for a processor, measured when it is ours."""
+        on_cpu = _on_cpu(engine)
         named = self._gpus[0].name if self._gpus else engine.device
-        if self._peak is not None and self._peak[0] == named:
+        if (on_cpu and not may) or (self._peak is not None and self._peak[0] == named):
             return
+        peak: Device | None
         try:
-            peak = (
-                engine_device(engine)
-                if on_cpu
-                else device_told(named) or device_told(engine.device)
-            )
+            if on_cpu:
+                peak = engine_device(engine)
+            else:
+                peak = device_told(named) or device_told(engine.device)
         except AnalysisError:
             peak = None
         self._peak = (named, peak)
@@ -168,9 +151,7 @@ class HardwareGauge:
         alive = [view for view in snapshot.engines if view.alive]
         cores = [view.cpu_share for view in alive if view.cpu_share is not None]
         memory = [view.rss for view in alive if view.rss is not None]
-        peak = None
-        if engine.device.strip().lower() != "cpu":
-            peak = device_told(engine.device)
+        peak = None if _on_cpu(engine) else device_told(engine.device)
         if self._peak is not None and self._peak[1] is not None:
             peak = self._peak[1]
         try:
@@ -189,73 +170,58 @@ class HardwareGauge:
         )
 
 
-def _local_pid(state: TraceState, name: str) -> int | None:
-    """The process of a source that is there and runs on this host."""
+def _on_cpu(engine: EngineView) -> bool:
+    return engine.device.strip().lower() == "cpu"
+
+
+def _local_pid(state: TraceState, name: str) -> int:
+    """Return the pid of a source that is alive on this host, else 0."""
     source = state.sources[name]
     header = source.header
-    if (
-        header is None
-        or source.gone is not None
-        or not header.boot_id
-        or header.boot_id != clock.boot_id()
-    ):
-        return None
-    return header.pid
+    if header is None or source.gone is not None or header.boot_id != clock.boot_id():
+        return 0
+    return header.pid if header.boot_id else 0
+
+
+_OF_DEVICE: Final = (
+    ("tracer.device.flops", "1/s", "FLOPs a second while steps ran."),
+    ("tracer.device.memory_traffic", "By/s", "Bytes a second while steps ran."),
+    ("tracer.device.busy", "1", "Share of the time in which a step ran."),
+    ("tracer.device.flops_share", "1", "FLOPs a second over the peak."),
+    ("tracer.device.memory_traffic_share", "1", "Bytes a second over the peak."),
+    ("tracer.device.throttled", "1", "Share of the time in which a control group was throttled."),
+)
+
+_OF_GPU: Final = (
+    ("tracer.gpu.utilisation", "1", "Share of the time in which a kernel ran.", "utilisation"),
+    ("tracer.gpu.memory_used", "By", "Memory in use.", "memory_used"),
+    ("tracer.gpu.memory_total", "By", "Memory there is.", "memory_total"),
+    ("tracer.gpu.clock", "MHz", "Clock of the multiprocessors.", "clock"),
+    ("tracer.gpu.power", "W", "Power drawn.", "power"),
+    ("tracer.gpu.temperature", "Cel", "Temperature.", "temperature"),
+)
 
 
 def families_of(reading: Reading, engine: EngineView) -> list[Family]:
-    """A reading as metrics, with the engine's labels."""
+    """Return a reading as metrics, with the engine's labels."""
     labels = engine_labels(engine)
-    made: list[Family] = []
-
-    def gauge(name: str, unit: str, help_: str) -> Family:
-        made.append(Family(name, GAUGE, unit, help_))
-        return made[-1]
-
     done, throttling = reading.achieved, reading.throttling
-    for name, unit, help_, value in (
-        (
-            "tracer.device.flops",
-            "1/s",
-            "FLOPs a second while steps ran.",
-            None if done is None else done.flops,
-        ),
-        (
-            "tracer.device.memory_traffic",
-            "By/s",
-            "Bytes a second while steps ran.",
-            None if done is None else done.bytes,
-        ),
-        (
-            "tracer.device.busy",
-            "1",
-            "Share of the time in which a step ran.",
-            None if done is None else done.busy,
-        ),
-        ("tracer.device.flops_share", "1", "FLOPs a second over the peak.", reading.flops_share),
-        (
-            "tracer.device.memory_traffic_share",
-            "1",
-            "Bytes a second over the peak.",
-            reading.bytes_share,
-        ),
-        (
-            "tracer.device.throttled",
-            "1",
-            "Share of the time in which a control group was throttled.",
-            None if throttling is None else throttling.share,
-        ),
-    ):
-        gauge(name, unit, help_).add(value, **labels)
-    for name, unit, help_, attribute in (
-        ("tracer.gpu.utilisation", "1", "Share of the time in which a kernel ran.", "utilisation"),
-        ("tracer.gpu.memory_used", "By", "Memory in use.", "memory_used"),
-        ("tracer.gpu.memory_total", "By", "Memory there is.", "memory_total"),
-        ("tracer.gpu.clock", "MHz", "Clock of the multiprocessors.", "clock"),
-        ("tracer.gpu.power", "W", "Power drawn.", "power"),
-        ("tracer.gpu.temperature", "Cel", "Temperature.", "temperature"),
-    ):
-        family = gauge(name, unit, help_)
+    values = (
+        done.flops if done else None,
+        done.bytes if done else None,
+        done.busy if done else None,
+        reading.flops_share,
+        reading.bytes_share,
+        throttling.share if throttling else None,
+    )
+    made: list[Family] = []
+    for (name, unit, help_), value in zip(_OF_DEVICE, values, strict=True):
+        family = Family(name, GAUGE, unit, help_)
+        family.add(value, **labels)
+        made.append(family)
+    for name, unit, help_, attribute in _OF_GPU:
+        family = Family(name, GAUGE, unit, help_)
         for gpu in reading.gpus:
             family.add(getattr(gpu, attribute), **labels, gpu=gpu.index)
+        made.append(family)
     return made

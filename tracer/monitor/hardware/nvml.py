@@ -1,7 +1,7 @@
-"""GPUs as NVIDIA's management library tells of them (nvidia-ml-py, the extra ``gpu``).
+"""GPUs as NVIDIA's management library reports them (nvidia-ml-py, the extra ``gpu``).
 
-Whatever is missing (the library, the driver, a figure that this GPU or a share of one does not
-tell) is left out; nothing here raises. Not yet run on a GPU.
+A library, a driver or a figure that is missing is left out; nothing here raises. Not yet run on a
+GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 MOST: Final = 16
-"""GPUs that are looked at."""
+"""GPUs that are polled."""
 
 _REASONS: Final = (
     ("nvmlClocksThrottleReasonSwPowerCap", "power cap"),
@@ -27,9 +27,9 @@ _REASONS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU at one instant. `utilisation`: share of the last sample period in which a kernel ran,
+    """A GPU at one instant. `utilisation`: share of the last sample period in which a kernel ran,
     0-1; `memory_*` bytes; `clock` and `clock_most` MHz of its multiprocessors; `power` and
-    `power_most` watts; `temperature` °C; `slowed` why its clocks are held back. None: not told."""
+    `power_most` watts; `temperature` °C; `slowed` why its clocks are held back. None: not known."""
 
     index: int
     name: str = ""
@@ -45,8 +45,7 @@ class Gpu:
 
 
 class Nvml:
-    """Asks the library. `reason` says why there is nothing to ask, in words; empty when there
-    is."""
+    """The library. `reason` says why it cannot be asked, in words; empty when it can."""
 
     def __init__(self, load: Callable[[], Any] = lambda: importlib.import_module("pynvml")) -> None:
         self.reason = ""
@@ -62,15 +61,14 @@ class Nvml:
             self._ml = None
 
     def sample(self, pids: Collection[int], visible: str | None = None) -> tuple[Gpu, ...]:
-        """The GPUs on which `pids` compute; where that is not told, those of
+        """Return the GPUs on which `pids` compute; where that is not known, those of
         ``CUDA_VISIBLE_DEVICES`` (`visible`), else all of them."""
-        if self._ml is None:
+        ml = self._ml
+        if ml is None:
             return ()
         try:
-            number = min(int(self._ml.nvmlDeviceGetCount()), MOST)
-            handles = [
-                (index, self._ml.nvmlDeviceGetHandleByIndex(index)) for index in range(number)
-            ]
+            number = min(int(ml.nvmlDeviceGetCount()), MOST)
+            handles = [(index, ml.nvmlDeviceGetHandleByIndex(index)) for index in range(number)]
         except Exception as error:
             self.reason = str(error) or type(error).__name__
             return ()
@@ -79,7 +77,6 @@ class Nvml:
         return tuple([self._gpu(index, handle) for index, handle in chosen])
 
     def close(self) -> None:
-        """Let go of the library."""
         if self._ml is not None:
             with contextlib.suppress(Exception):
                 self._ml.nvmlShutdown()
@@ -88,7 +85,7 @@ class Nvml:
     # --- one figure at a time ---------------------------------------------------------------------
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        """What one function of the library answers, None when it does not."""
+        """Return what one function of the library answers, None when it fails."""
         try:
             return getattr(self._ml, name)(*arguments)
         except Exception:  # NVMLError of many kinds, or a library without the function
@@ -99,30 +96,24 @@ class Nvml:
         return value if isinstance(value, int) else otherwise
 
     def _gpu(self, index: int, handle: Any) -> Gpu:
-        ask = self._ask
-        rates, memory = (
-            ask("nvmlDeviceGetUtilizationRates", handle),
-            ask("nvmlDeviceGetMemoryInfo", handle),
-        )
-        multiprocessors = self._constant("NVML_CLOCK_SM", 1)
-        utilisation = _number(getattr(rates, "gpu", None))
-        power, limit = (
-            ask("nvmlDeviceGetPowerUsage", handle),
-            ask("nvmlDeviceGetEnforcedPowerLimit", handle),
-        )
+        def ask(name: str, *arguments: Any) -> Any:
+            return self._ask(name, handle, *arguments)
+
+        rates = ask("nvmlDeviceGetUtilizationRates")
+        memory = ask("nvmlDeviceGetMemoryInfo")
+        sm_clock = self._constant("NVML_CLOCK_SM", 1)
+        sensor = self._constant("NVML_TEMPERATURE_GPU", 0)
         return Gpu(
             index,
-            _text(ask("nvmlDeviceGetName", handle)),
-            None if utilisation is None else utilisation / 100,
+            _text(ask("nvmlDeviceGetName")),
+            _number(getattr(rates, "gpu", None), 100),
             _whole(getattr(memory, "used", None)),
             _whole(getattr(memory, "total", None)),
-            _whole(ask("nvmlDeviceGetClockInfo", handle, multiprocessors)),
-            _whole(ask("nvmlDeviceGetMaxClockInfo", handle, multiprocessors)),
-            None if _number(power) is None else power / 1e3,
-            None if _number(limit) is None else limit / 1e3,
-            _whole(
-                ask("nvmlDeviceGetTemperature", handle, self._constant("NVML_TEMPERATURE_GPU", 0))
-            ),
+            _whole(ask("nvmlDeviceGetClockInfo", sm_clock)),
+            _whole(ask("nvmlDeviceGetMaxClockInfo", sm_clock)),
+            _number(ask("nvmlDeviceGetPowerUsage"), 1e3),
+            _number(ask("nvmlDeviceGetEnforcedPowerLimit"), 1e3),
+            _whole(ask("nvmlDeviceGetTemperature", sensor)),
             self._slowed(handle),
         )
 
@@ -152,28 +143,22 @@ class Nvml:
 
 
 def visible_devices(pid: int) -> str | None:
-    """``CUDA_VISIBLE_DEVICES`` of a process; None when it is not set or not to be seen."""
+    """Return ``CUDA_VISIBLE_DEVICES`` of a process; None when it is unset or cannot be read."""
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return None
-    name = b"CUDA_VISIBLE_DEVICES="
-    return next(
-        (
-            entry[len(name) :].decode("ascii", "replace")
-            for entry in entries
-            if entry.startswith(name)
-        ),
-        None,
-    )
+    for entry in entries:
+        name, _, value = entry.partition(b"=")
+        if name == b"CUDA_VISIBLE_DEVICES":
+            return value.decode("ascii", "replace")
+    return None
 
 
-def _number(value: Any) -> float | None:
-    return (
-        value
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
-        else None
-    )
+def _number(value: Any, scale: float) -> float | None:
+    """Return a figure over its scale; None for anything else."""
+    good = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    return value / scale if good else None
 
 
 def _whole(value: Any) -> int | None:
@@ -181,10 +166,6 @@ def _whole(value: Any) -> int | None:
 
 
 def _text(value: Any) -> str:
-    return (
-        value.decode("utf-8", "replace")
-        if isinstance(value, bytes)
-        else value
-        if isinstance(value, str)
-        else ""
-    )
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str) else ""

@@ -1,7 +1,7 @@
-"""`tracer relay`: carries what the traced processes of this host say over its own stdin and stdout.
+"""`tracer relay`: carries the bytes of this host's traced processes over its own stdin and stdout.
 
-It is what `tracer attach ssh://HOST` starts at the other end of an SSH connection. It opens no
-port, decodes nothing and ends with its stdin.
+`tracer attach ssh://HOST` starts it at the other end of an SSH connection. The relay opens no port,
+decodes nothing and ends with its stdin.
 """
 
 from __future__ import annotations
@@ -15,38 +15,26 @@ from pathlib import Path
 from typing import Final
 
 from engine_hooks.protocol import clock
+from engine_hooks.protocol.block_file import why
 from engine_hooks.protocol.sockets import (
     SocketError,
     connect,
-    private_directory,
     remove_dead,
     scan,
     search_directories,
 )
-from tracer.transport.run_folders import run_folders
-from tracer.transport.ssh.packets import (
-    ACK,
-    CLOSE,
-    DATA,
-    MAGIC,
-    OPEN,
-    PING,
-    START,
-    WINDOW,
-    LinkError,
-    Packet,
-    PacketReader,
-    pong,
-)
-from tracer.transport.targets import Target, choose, find_targets
+from tracer.transport.sources import is_there
+from tracer.transport.ssh import packets
+from tracer.transport.ssh.packets import WINDOW, Packet, PacketReader, RelayError
+from tracer.transport.targets import Target, choose, find_targets, run_folders
 
-LOOK_S: Final = 0.3
+POLL_S: Final = 0.3
 """Seconds between two looks for new processes."""
 CHUNK: Final = 64 * 1024
 
 
 class Relay:
-    """Carries the processes of `target`, or all of this user, until its reader goes."""
+    """Carries the processes of `target`, or all of this user."""
 
     def __init__(self, target: Target | None, write: asyncio.WriteTransport) -> None:
         self._target = target
@@ -59,26 +47,26 @@ class Relay:
         self._seen: set[tuple[Path, int]] = set()
 
     async def run(self, orders: asyncio.StreamReader) -> None:
-        """Until `orders` end. Raises LinkError for what is no order."""
-        self._write.write(MAGIC)
+        """Carry until `orders` end. Raises RelayError for what is not an order."""
+        self._write.write(packets.MAGIC)
         watching = asyncio.create_task(self._watch())
-        packets = PacketReader()
+        reader = PacketReader()
         try:
             while data := await orders.read(CHUNK):
-                for packet in packets.feed(data):
-                    self._obey(packet)
+                for packet in reader.feed(data):
+                    self._apply(packet)
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
 
-    def _obey(self, packet: Packet) -> None:
-        if packet.kind == PING:
-            self._write.write(pong(packet.number, clock.now()).encode())
-        elif packet.kind == ACK:
+    def _apply(self, packet: Packet) -> None:
+        if packet.kind == packets.PING:
+            self._write.write(packets.pong(packet.number, clock.now()).encode())
+        elif packet.kind == packets.ACK:
             self._taken = max(self._taken, packet.number)
             if self._sent - self._taken < WINDOW:
                 self._room.set()
-        elif packet.kind == START:
+        elif packet.kind == packets.START:
             self._started.set()
 
     async def _watch(self) -> None:
@@ -92,21 +80,17 @@ class Relay:
                         if known not in self._seen:
                             self._seen.add(known)
                             readers.create_task(self._carry(path))
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
 
     def _paths(self) -> list[Path]:
         if self._target is not None and self._target.folder is None:
             return [found.path for found in self._target.processes]
-        folders = (
-            [self._target.folder]
-            if self._target is not None
-            else [*search_directories(), *run_folders()]
-        )
+        folders = [self._target.folder] if self._target else [*search_directories(), *run_folders()]
         paths: list[Path] = []
         for folder in folders:
             with contextlib.suppress(SocketError, OSError):
-                if folder is not None and folder.exists():
-                    paths += scan(private_directory(folder, create=False))
+                if folder is not None and is_there(folder):
+                    paths += scan(folder)
         return paths
 
     async def _carry(self, path: Path) -> None:
@@ -117,9 +101,8 @@ class Relay:
         self._channels += 1
         channel = self._channels
         loop = asyncio.get_running_loop()
-        self._write.write(
-            Packet(OPEN, channel, path.stem.encode("utf-8", "replace")[:200]).encode()
-        )
+        name = path.stem.encode("utf-8", "replace")[:200]
+        self._write.write(Packet(packets.OPEN, channel, name).encode())
         reason = "closed its connection"
         with connection:
             while True:
@@ -127,22 +110,22 @@ class Relay:
                 try:
                     data = await loop.sock_recv(connection, CHUNK)
                 except OSError as error:
-                    reason = f"connection lost: {error.strerror}"
+                    reason = f"connection lost: {why(error)}"
                     break
                 if not data:
                     break
                 self._sent += len(data)
                 if self._sent - self._taken >= WINDOW:
                     self._room.clear()
-                self._write.write(Packet(DATA, channel, data).encode())
-        self._write.write(Packet(CLOSE, channel, reason.encode()).encode())
+                self._write.write(Packet(packets.DATA, channel, data).encode())
+        self._write.write(Packet(packets.CLOSE, channel, reason.encode()).encode())
 
     async def _connect(self, path: Path) -> socket.socket | None:
         while True:
             try:
                 return connect(path)
             except BlockingIOError:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
             except ConnectionRefusedError:
                 remove_dead(path)
                 return None
@@ -151,22 +134,23 @@ class Relay:
 
 
 def carry(wanted: str | None) -> int:
-    """Carry the processes called `wanted`, or all, until stdin ends: the exit code. Raises
-    TargetError, LinkError."""
+    """Carry the processes called `wanted`, or all, until stdin ends; return the exit code.
+
+    Raises TargetError and RelayError.
+    """
     target = choose(find_targets(), wanted) if wanted else None
-    if not (_carries(0) and _carries(1)):
-        raise LinkError(
-            "this is the far end of `tracer attach ssh://HOST`: it speaks to a program over its "
-            "stdin and stdout, "
-            "which must be pipes"
+    if not (_is_pipe(0) and _is_pipe(1)):
+        raise RelayError(
+            "`tracer attach ssh://HOST` starts this on HOST: it needs a program at the other end "
+            "of its stdin and stdout, which must be pipes"
         )
     asyncio.run(_relay(target))
     return 0
 
 
-def _carries(descriptor: int) -> bool:
-    """Whether a program can be at the other end: a terminal, a file or a device says nothing, and
-    never ends so."""
+def _is_pipe(descriptor: int) -> bool:
+    """Return True when a program can be at the other end: a terminal, a file or a device sends no
+    orders, and never ends."""
     try:
         mode = os.fstat(descriptor).st_mode
     except OSError:  # closed

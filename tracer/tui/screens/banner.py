@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine_hooks.protocol.stamps import set_aside_line
+from tracer.format import figures
 from tracer.state.view import Snapshot
-from tracer.tui.toolkit import figures
 from tracer.tui.toolkit.canvas import Canvas, Line, Row
 from tracer.tui.toolkit.theme import Look
 
 if TYPE_CHECKING:
-    from tracer.monitor.outlets import Outlets
+    from tracer.monitor.monitor import Monitor
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Notice:
 
 
 def notices_of(snapshot: Snapshot | None) -> tuple[Notice, ...]:
-    """Everything in a snapshot that calls for a banner, gravest first."""
+    """Return everything in a snapshot that calls for a banner, gravest first."""
     if snapshot is None:
         return ()
     found: list[Notice] = []
@@ -58,12 +58,12 @@ def notices_of(snapshot: Snapshot | None) -> tuple[Notice, ...]:
     return tuple(sorted(found, key=lambda notice: not notice.grave))
 
 
-def alerted(outlets: Outlets, others: tuple[Notice, ...]) -> tuple[Notice, ...]:
-    """`others` with a notice for each alert that fires: critical ones among the grave."""
-    if outlets.alerts is None:
+def alerted(monitor: Monitor, others: tuple[Notice, ...]) -> tuple[Notice, ...]:
+    """Return `others` with a notice for each alert that fires."""
+    if monitor.alerts is None:
         return others
     firing = [Notice(f"alert: {alert.name}: {alert.reason}", alert.severity == "critical")
-              for alert in outlets.alerts.firing]  # fmt: skip
+              for alert in monitor.alerts.firing]  # fmt: skip
     return tuple(sorted((*firing, *others), key=lambda notice: not notice.grave))
 
 
@@ -91,18 +91,17 @@ class Banner(Canvas):
         return before != self.rows
 
     def paint(self, width: int, height: int) -> list[Row]:
-        """The rows, each in words and with a glyph, so that colour is not needed."""
         look = self.look
         rows: list[Row] = []
         for notice in self.notices[:height]:
             style = look.error_banner if notice.grave else look.warn_banner
-            line = Line(width).put(f" {look.glyphs.warning} ", style)
-            line.put_text(notice.text, style, ellipsis=look.glyphs.ellipsis)
+            line = Line(width).add(f" {look.glyphs.warning} ", style)
+            line.add_text(notice.text, style, ellipsis=look.glyphs.ellipsis)
             rows.append(line.end(style))
         hidden = len(self.notices) - len(rows)
         if hidden > 0 and rows and height > 0:
             notice = self.notices[height - 1]
             style = look.error_banner if notice.grave else look.warn_banner
-            line = Line(width).put(f" {look.glyphs.warning} and {hidden + 1} more: ", style)
-            rows[-1] = line.put_text(notice.text, style, ellipsis=look.glyphs.ellipsis).end(style)
+            line = Line(width).add(f" {look.glyphs.warning} and {hidden + 1} more: ", style)
+            rows[-1] = line.add_text(notice.text, style, ellipsis=look.glyphs.ellipsis).end(style)
         return rows

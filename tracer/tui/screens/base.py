@@ -44,7 +44,6 @@ class FrameScreen(Screen[None]):
         self.footer: Footer | None = None
 
     def on_mount(self) -> None:
-        """Take on what the app has for the foot of every screen."""
         self.footer = self.tracer.new_footer(self.look)
         if self.footer is not None:
             self.mount(*self.footer.widgets)
@@ -60,11 +59,11 @@ class FrameScreen(Screen[None]):
         return self._tiles
 
     def tiles(self, size: Size) -> Mapping[Widget, Region]:
-        """Where each widget lies."""
+        """Return the region of each widget that is shown."""
         raise NotImplementedError
 
     def arranged(self, size: Size) -> Mapping[Widget, Region]:
-        """`tiles`, with the app's footer between them and the keys."""
+        """Return `tiles`, with the app's footer between them and the keys."""
         footer = self.footer
         if footer is None or size.height < FOOTER_FROM:
             return self.tiles(size)
@@ -86,7 +85,7 @@ class FrameScreen(Screen[None]):
         ]
 
     def keys(self) -> Sequence[Key]:
-        """Keys for the last line, the most useful first."""
+        """Return the keys for the last line, the most useful first."""
         return ()
 
     def draw(self) -> None:
@@ -105,15 +104,12 @@ class FrameScreen(Screen[None]):
         self.call_after_refresh(self.draw)
 
     def on_screen_resume(self) -> None:
-        """Be up to date as soon as it is in front."""
         self.redraw()
 
     def on_resize(self, event: events.Resize) -> None:
-        """Fill the new size."""
         self.call_after_refresh(self.draw)
 
     def restyle(self, look: Look) -> None:
-        """Take on another look."""
         self.look = look
         for canvas in self.query(Canvas):
             canvas.restyle(look)
@@ -125,13 +121,11 @@ class FrameScreen(Screen[None]):
         self.maximised_panel = None if self.maximised_panel is not None else focused
         self.place()
 
-    def action_none(self) -> None:
-        """Nothing."""
+    def action_none(self) -> None: ...
 
 
 def split(total: int, *wanted: int) -> list[int]:
-    """Cells for parts that want `wanted`, in order, out of `total`: earlier parts are served
-    first."""
+    """Return cells for parts that want `wanted` out of `total`: earlier parts are served first."""
     sizes: list[int] = []
     for cells in wanted:
         given = max(0, min(cells, total))
@@ -141,7 +135,7 @@ def split(total: int, *wanted: int) -> list[int]:
 
 
 def column(x: int, y: int, width: int, widgets: Sequence[tuple[Any, int]]) -> dict[Widget, Region]:
-    """Widgets below each other; those of no height are left out."""
+    """Return the regions of widgets below each other; those of no height are left out."""
     regions: dict[Widget, Region] = {}
     for widget, height in widgets:
         if height > 0 and width > 0:

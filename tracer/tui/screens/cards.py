@@ -30,11 +30,11 @@ class CardScreen(FrameScreen):
         self.tabs = TabLine(self.look, names)
 
     def all_cards(self, size: Size) -> bool:
-        """Whether there is room for all."""
+        """Return True if there is room for all."""
         return size.width >= self.CARDS_FROM.width and size.height >= self.CARDS_FROM.height
 
     def leave(self) -> None:
-        """Go to where one came from."""
+        """Go back to the screen before."""
         raise NotImplementedError
 
     def action_leave(self) -> None:
@@ -46,13 +46,12 @@ class CardScreen(FrameScreen):
             self.leave()
 
     def action_card(self, steps: int) -> None:
-        """Another card, where one is shown at a time."""
+        """Show another card, where one is shown at a time."""
         self.card = (self.card + steps) % len(self.cards)
         if isinstance(self.focused, Panel) and self.focused in self.cards:
             self.set_focus(self.cards[self.card])
         self.place()
 
     def on_tab_line_chosen(self, message: TabLine.Chosen) -> None:
-        """A card was clicked."""
         self.card = message.index
         self.place()

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from rich.style import Style
 
+from tracer.format import figures
 from tracer.format.text import cell_width
 from tracer.state.view import Snapshot
 from tracer.state.view import engines_of as engines_of
-from tracer.tui.toolkit import figures
 from tracer.tui.toolkit.canvas import LABEL_ROOM, Canvas, Line, Row, label
 from tracer.tui.toolkit.theme import Look
 
@@ -46,7 +46,6 @@ class ContextStrip(Canvas):
         self.repaint()
 
     def paint(self, width: int, height: int) -> list[Row]:
-        """The row: items from the left, status at the right."""
         look = self.look
         status = label(self.status)
         room = max(0, width - cell_width(status) - 3)
@@ -65,12 +64,12 @@ class ContextStrip(Canvas):
             if _total(chosen) <= room:
                 break
             chosen[index] = ""
-        line = Line(width).put(" ", look.text)
+        line = Line(width).add(" ", look.text)
         for index, text in enumerate(chosen):
             if not text:
                 continue
             if line.used > 1:
-                line.put(f" {look.glyphs.dot} ", look.faint)
+                line.add(f" {look.glyphs.dot} ", look.faint)
             style = (
                 look.bad
                 if failed and index == len(chosen) - 1
@@ -78,13 +77,13 @@ class ContextStrip(Canvas):
                 if line.used == 1
                 else look.text
             )
-            line.put_text(text, style, ellipsis=look.glyphs.ellipsis)
+            line.add_text(text, style, ellipsis=look.glyphs.ellipsis)
         if status:
             line.fill_to(max(0, width - cell_width(status) - 1), look.text)
             if status[1:].startswith(RECORDING):
                 mark, status = status[: len(RECORDING) + 1], status[len(RECORDING) + 1 :]
-                line.put(mark, look.bad)
-            line.put_text(status, self.status_style, ellipsis=look.glyphs.ellipsis)
+                line.add(mark, look.bad)
+            line.add_text(status, self.status_style, ellipsis=look.glyphs.ellipsis)
         return [line.end(look.text)]
 
 
@@ -94,7 +93,7 @@ def _total(texts: list[str]) -> int:
 
 
 def _items(snapshot: Snapshot | None, fallback: str) -> list[tuple[int, str, str]]:
-    """(how soon to give way, long form, short form), cleaned, in the order in which they stand."""
+    """Return (how soon to give way, long form, short form) of each item, cleaned."""
     if snapshot is None:
         return [(0, label(fallback) or "tracer", "tracer")]
     items: list[tuple[int, str, str]] = []

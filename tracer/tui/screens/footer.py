@@ -17,7 +17,7 @@ class Footer(Protocol):
         """All its widgets."""
 
     def tiles(self, y: int, width: int) -> Mapping[Widget, Region]:
-        """Where they lie in the row `y`."""
+        """Return their regions in the row `y`."""
 
     def show(self) -> None:
         """Draw again."""

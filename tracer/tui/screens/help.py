@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from textual.actions import parse
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
-from textual.keys import key_to_character
+from textual.keys import format_key
 from textual.screen import Screen
 from textual.widget import Widget
 
 from engine_hooks.protocol.stages import STAGES, Group, Stage
-from tracer.tui.screens.base import FrameScreen
+from tracer.tui.screens.base import FrameScreen, column
 from tracer.tui.toolkit.canvas import Line, Row, blank
 from tracer.tui.toolkit.key_bar import Key
-from tracer.tui.toolkit.panel import Panel
+from tracer.tui.toolkit.scroll_card import ScrollCard
 from tracer.tui.toolkit.theme import Look
 
 TERMS = (
@@ -25,119 +25,79 @@ TERMS = (
     ("PREFILL", "first scheduled until the first token is known"),
     ("TTFT", "received until the first token is handed out"),
     ("ITL", "gap between consecutive tokens of a request"),
+    ("TPOT", "mean gap between the tokens of a request, after the first"),
+    ("E2E", "received until the response is closed"),
+    ("HITS", "share of prompt tokens served from the prefix cache"),
+    ("BUDGET", "share of the token budget of a step that is used"),
     ("KV", "share of cache blocks that are live or cached"),
-    ("tok/s", "output tokens a second over the window"),
+    ("tok/s", "output tokens a second over the time window"),
+    ("Q, B, P", "waiting in the queue, running in the batch, preempted"),
 )
-PRETTY = {
-    "question_mark": "?",
-    "slash": "/",
-    "left_square_bracket": "[",
-    "right_square_bracket": "]",
-    "plus": "+",
-    "minus": "-",
-    "equals_sign": "=",
-    "pageup": "PgUp",
-    "pagedown": "PgDn",
-    "escape": "Esc",
-    "enter": "Enter",
-    "space": "Space",
-    "up": "Up",
-    "down": "Down",
-    "left": "Left",
-    "right": "Right",
-    "home": "Home",
-    "end": "End",
-    "backspace": "Backspace",
-}
+WORDS = ("enter", "backspace")
+"""Keys written as words: Textual has signs for them that not every terminal shows."""
 
 
-class HelpPanel(Panel):
-    """The text, scrolled by rows."""
+class HelpPanel(ScrollCard):
+    """Keys, stages, glyphs and figures."""
+
+    pad = 0
 
     def __init__(self, look: Look, keys: list[tuple[str, str]]) -> None:
         super().__init__(look, id="help")
         self.keys = keys
-        self.top = 0
 
     def title(self) -> str:
         return "help"
 
-    def scroll_rows(self, rows: int) -> None:
-        """Scroll by rows (+ is down)."""
-        most = max(0, len(self._text_rows(self.size.width)) - max(1, self.size.height - 1))
-        self.top = max(0, min(most, self.top + rows))
-        self.repaint()
-
-    def body(self, width: int, height: int) -> list[Row]:
-        return self._text_rows(width)[self.top : self.top + height]
-
-    def _text_rows(self, width: int) -> list[Row]:
-        look = self.look
-        rows: list[Row] = [blank(width, look.text)]
-        per_row = max(1, min(3, width // 44))
-        cells = width // per_row
-        lines = -(-len(self.keys) // per_row)
-        for row in range(lines):
-            line = Line(width)
-            for at in range(per_row):
-                index = at * lines + row
-                if index < len(self.keys):
-                    key, what = self.keys[index]
-                    line.fill_to(at * cells, look.text).put(f"  {key} ".ljust(13), look.accent).put(
-                        what, look.text
-                    )
-            rows.append(line.end(look.text))
-        rows += [blank(width, look.text), self._heading(width, "The twelve stages of a request")]
+    def rows(self, width: int) -> list[Row]:
+        look, glyphs = self.look, self.look.glyphs
+        rows: list[Row] = [blank(width, look.text), *self._keys(width), blank(width, look.text)]
+        rows.append(self._heading(width, "The twelve stages of a request"))
         for info in STAGES:
-            line = (
-                Line(width)
-                .put("  ", look.text)
-                .put(look.fill(info.stage) * 2, look.stage(info.stage))
-            )
-            line.put(f" {int(info.stage):2d} ", look.dim).put(info.label.ljust(12), look.bold)
-            line.put(f"{info.begins} {look.glyphs.arrow} {info.ends}", look.text)
+            line = Line(width).add("  ", look.text)
+            line.add(look.fill(info.stage) * 2, look.stage(info.stage))
+            line.add(f" {int(info.stage):2d} ", look.dim).add(info.label.ljust(12), look.bold)
+            line.add(f"{info.begins} {glyphs.arrow} {info.ends}", look.text)
             bound = f"   bounded by {info.bounded_by}"
             if line.room > len(bound):
-                line.put(bound, look.dim)
+                line.add(bound, look.dim)
             rows.append(line.end(look.text))
-        line = (
-            Line(width).put("  ", look.text).put(look.glyphs.wait * 2, look.stage(Stage.ADMISSION))
-        )
-        rows.append(line.put("    waiting: nobody works on it", look.text).end(look.text))
-        line = Line(width).put("  ", look.text).put(look.glyphs.preempted + " ", look.bad)
-        rows.append(
-            line.put("    preempted: lost its place, waits and computes again", look.text).end(
-                look.text
-            )
-        )
-        line = Line(width).put("  ", look.text).put(look.glyphs.dot * 2, look.dim)
-        rows.append(line.put("    no stage covers this time", look.text).end(look.text))
-        line = Line(width).put("  ", look.text).put(look.glyphs.expected + " ", look.bold)
-        said = (
-            "    expected by the model: the end of a stage or request; of one that runs, its first "
-            "token"
-        )
-        rows.append(line.put(said, look.text).end(look.text))
+        for mark, style, meaning in (
+            (glyphs.wait * 2, look.stage(Stage.ADMISSION), "waiting: not being worked on"),
+            (glyphs.preempted, look.bad, "preempted: lost its blocks, waits and computes again"),
+            (glyphs.dot * 2, look.dim, "no stage covers this time"),
+            (glyphs.expected, look.bold, "expected end of a stage or request, or first token"),
+        ):
+            line = Line(width).add("  ", look.text).add(mark.ljust(2), style)
+            rows.append(line.add(f"    {meaning}", look.text).end(look.text))
         if not look.fine:
-            line = Line(width).put("  by group: ", look.dim)
+            line = Line(width).add("  by group: ", look.dim)
             for group in Group:
-                line.put(look.glyphs.fill[group], look.text).put(f" {group.value}  ", look.dim)
+                line.add(glyphs.fill[group], look.text).add(f" {group.value}  ", look.dim)
             rows.append(line.end(look.text))
-        rows += [
-            blank(width, look.text),
-            self._heading(width, "The figures: p50, p95, p99 over the window"),
-        ]
+        rows.append(blank(width, look.text))
+        rows.append(self._heading(width, "The figures: p50, p95, p99 over the time window"))
         for name, meaning in TERMS:
-            rows.append(
-                Line(width)
-                .put(f"  {name}".ljust(13), look.accent)
-                .put(meaning, look.text)
-                .end(look.text)
-            )
+            line = Line(width).add(f"  {name}".ljust(13), look.accent)
+            rows.append(line.add(meaning, look.text).end(look.text))
+        return rows
+
+    def _keys(self, width: int) -> list[Row]:
+        """Return the keys in as many columns as fit."""
+        look = self.look
+        columns = max(1, min(3, width // 44))
+        height = -(-len(self.keys) // columns)
+        rows: list[Row] = []
+        for row in range(height):
+            line = Line(width)
+            for place, (key, meaning) in enumerate(self.keys[row::height]):
+                line.fill_to(place * (width // columns), look.text)
+                line.add(f"  {key} ".ljust(13), look.accent).add(meaning, look.text)
+            rows.append(line.end(look.text))
         return rows
 
     def _heading(self, width: int, text: str) -> Row:
-        return Line(width).put(f"  {text}", self.look.bold).end(self.look.text)
+        return Line(width).add(f"  {text}", self.look.bold).end(self.look.text)
 
 
 class HelpScreen(FrameScreen):
@@ -157,56 +117,36 @@ class HelpScreen(FrameScreen):
         self.panel = HelpPanel(look, keys_of(over))
 
     def compose(self) -> ComposeResult:
-        """The text and the key line."""
-        yield self.panel
-        yield self.key_bar
+        yield from (self.panel, self.key_bar)
 
     def tiles(self, size: Size) -> Mapping[Widget, Region]:
-        """All of it."""
         keys = 1 if size.height >= 3 else 0
-        regions: dict[Widget, Region] = {self.panel: Region(0, 0, size.width, size.height - keys)}
-        if keys:
-            regions[self.key_bar] = Region(0, size.height - 1, size.width, 1)
-        return regions
+        return column(0, 0, size.width, [(self.panel, size.height - keys), (self.key_bar, keys)])
 
     def draw(self) -> None:
-        """Nothing in it changes by itself."""
         self.panel.repaint()
         self.key_bar.show([Key("Esc", "back", "leave"), Key("Down", "more", "move(5)")])
 
     def action_leave(self) -> None:
-        """Back."""
         self.dismiss()
 
     def action_move(self, rows: int) -> None:
-        """Scroll."""
         self.panel.scroll_rows(rows)
 
 
-def _possible(app: App[object], binding: Binding) -> bool:
-    """Whether what a key of the app does can be done now."""
-    _, name, parameters = parse(binding.action)
-    return app.check_action(name, parameters) is not False
-
-
-def _shown(key: str) -> str:
-    """A key as it is written on a keyboard."""
-    return PRETTY.get(key) or key_to_character(key) or key.replace("ctrl+", "^")
-
-
 def keys_of(screen: Screen[object]) -> list[tuple[str, str]]:
-    """(keys, meaning) of everything that a screen and the app react to, without what is not
-    possible now."""
-    found: list[tuple[str, str]] = []
+    """Return (keys, meaning) of all that a screen and the app react to now."""
     app = screen.app
-    for node in (screen, app):
-        for binding in node.BINDINGS:
-            if not isinstance(binding, Binding):
+    found: list[tuple[str, str]] = []
+    for binding in (*screen.BINDINGS, *app.BINDINGS):
+        assert isinstance(binding, Binding)
+        if binding in app.BINDINGS:
+            _, action, parameters = parse(binding.action)
+            if app.check_action(action, parameters) is False:
                 continue
-            if node is app and not _possible(app, binding):
-                continue
-            keys = " ".join(map(_shown, binding.key.split(",")))
-            found.append((keys, binding.description))
-    found.append(("Tab", "focus the next part"))
-    found.append(("^p", "command palette"))
-    return found
+        keys = " ".join(
+            key if key in WORDS else format_key(key).replace("ctrl+", "^")
+            for key in binding.key.split(",")
+        )
+        found.append((keys, binding.description))
+    return [*found, ("tab", "focus the next part"), ("^p", "command palette")]

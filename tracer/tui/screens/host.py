@@ -8,14 +8,14 @@ from rich.style import Style
 from textual.screen import Screen
 
 from tracer.analysis.beside.beside import Beside
-from tracer.monitor.outlets import Outlets
+from tracer.monitor.monitor import Monitor
 from tracer.state.metrics.slo import Slo
 from tracer.state.view import RequestView, Snapshot
 from tracer.tui.feed import EngineLog, Evidence, Feed, Tape, Traffic
-from tracer.tui.frozen_view import Lens
+from tracer.tui.frozen_view import FrozenView
 from tracer.tui.listing import Listing
 from tracer.tui.screens.banner import Notice
-from tracer.tui.screens.budget.desk import Desk
+from tracer.tui.screens.budget.model import BudgetModel
 from tracer.tui.screens.footer import Footer
 from tracer.tui.toolkit.theme import Look
 from tracer.tui.watch import Watch
@@ -34,12 +34,12 @@ class Host(Protocol):
     """The app (`tracer.tui.app.TracerApp`)."""
 
     feed: Feed
-    lens: Lens
+    frozen: FrozenView
     slo: Slo
     evidence: Evidence | None
     engine_log: EngineLog | None
     diagnosis: Watch
-    outlets: Outlets | None
+    monitor: Monitor | None
     traffic: Traffic | None
     tape: Tape | None
     mode: str
@@ -52,7 +52,7 @@ class Host(Protocol):
     def beside(self) -> Beside: ...
 
     @property
-    def desk(self) -> Desk: ...
+    def budget_model(self) -> BudgetModel: ...
 
     @property
     def note_is_news(self) -> bool: ...
@@ -68,7 +68,7 @@ class Host(Protocol):
 
     def status_of(self, snapshot: Snapshot) -> tuple[str, Style]: ...
 
-    def say(self, text: str, *, grave: bool = False) -> None: ...
+    def report(self, text: str, *, grave: bool = False) -> None: ...
 
     def send(self, prompt: str) -> None: ...
 

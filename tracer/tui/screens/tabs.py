@@ -21,7 +21,7 @@ class Tab:
     place: str
 
     def kind(self) -> type[FrameScreen]:
-        """The class, loaded now."""
+        """Load the class."""
         module, _, name = self.place.partition(":")
         return cast("type[FrameScreen]", getattr(import_module(module), name))
 

@@ -9,9 +9,11 @@ the other. What is shorter than an eighth is not blown up, unless it is asked fo
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from rich.segment import Segment
+from rich.style import Style
 
 from engine_hooks.protocol.stages import Stage
 from tracer.tui.toolkit.theme import Look
@@ -55,7 +57,7 @@ class Bars:
         keep_short: bool = False,
         expected: int | None = None,
     ) -> list[Segment]:
-        """The bar as segments, exactly `width` cells.
+        """Return the bar as segments, exactly `width` cells.
 
         `back`: background of the row. `marks`: (column, glyph) laid over it, for preemptions.
         `head`: column of the running end, drawn as a glyph where a bar is made of whole cells.
@@ -81,27 +83,25 @@ class Bars:
         if last is not None and not canvas[last[0]]:
             canvas[last[0]] = last[1]
         self.shade = shade
-        background = look.palette.back if back is None else back
+        ground = look.palette.back if back is None else back
         segments = (
-            self._whole(canvas, background) if unit == 1 else self._fine(bytes(canvas), background)
+            self._whole(bytes(canvas), ground) if unit == 1 else self._fine(bytes(canvas), ground)
         )
-        overlays = list(marks)
-        if head is not None and unit == 1 and 0 <= head < self.width:
-            overlays.append((head, look.glyphs.head))
+        for column, glyph in marks:
+            segments = _replaced(segments, column, glyph, look.overlay(look.palette.bad, ground))
+        if head is not None and unit == 1:
+            style = look.overlay(look.palette.text, ground)
+            segments = _replaced(segments, head, look.glyphs.head, style)
         if cut and any(canvas[:unit]):
-            overlays.append((0, look.glyphs.cut))
-        if overlays:
-            segments = self._overlay(segments, overlays, background)
-        return (
-            segments
-            if expected is None or expected < 0
-            else self._ticked(segments, expected, background)
-        )
+            style = look.overlay(look.palette.text, ground)
+            segments = _replaced(segments, 0, look.glyphs.cut, style)
+        if expected is None or expected < 0:
+            return segments
+        return self._ticked(segments, expected, ground)
 
-    def _whole(self, canvas: bytearray, back: str) -> list[Segment]:
-        """Whole cells: one glyph for each stage group, a light one for waiting."""
+    def _whole(self, data: bytes, back: str) -> list[Segment]:
+        """Return whole cells: one glyph for each stage group, a light one for waiting."""
         segments: list[Segment] = []
-        data = bytes(canvas)
         at = 0
         while at < len(data):
             code = data[at]
@@ -111,7 +111,7 @@ class Bars:
         return segments
 
     def _solid(self, code: int, begin: int, end: int, back: str) -> Segment:
-        """Cells `begin` to `end` of one kind."""
+        """Return cells `begin` to `end` of one kind."""
         look = self.look
         if code == EMPTY:
             style = look.style(look.palette.grid, back, "" if look.palette.grid else "dim")
@@ -126,7 +126,6 @@ class Bars:
         return Segment(look.fill(stage) * (end - begin), look.style(colours[stage], back))
 
     def _fine(self, data: bytes, back: str) -> list[Segment]:
-        """Eighths of cells."""
         segments: list[Segment] = []
         append = segments.append
         at, size = 0, len(data)
@@ -143,7 +142,7 @@ class Bars:
         return segments
 
     def _mixed(self, cell: bytes, back: str) -> Segment:
-        """One cell that several stages share."""
+        """Return one cell that several stages share."""
         look = self.look
         key = (cell, back, self.shade)
         found = look.mixed.get(key)
@@ -170,64 +169,39 @@ class Bars:
         column = expected // self.unit
         glyph = look.glyphs.expected if column < self.width else look.glyphs.beyond
         column = min(column, self.width - 1)
-        place = column
-        for index, (text, style, _) in enumerate(segments):
-            if place >= len(text):
-                place -= len(text)
-                continue
-            under = style.color if style is not None and text[place] == "█" and look.fine else None
-            if under is not None:
-                tick = look.style(back, under.name, "bold")
-            else:
-                tick = look.style(
-                    look.palette.text, back, "bold" if look.palette.depth else "bold reverse"
-                )
-            pieces = [Segment(glyph, tick)]
-            if place:
-                pieces.insert(0, Segment(text[:place], style))
-            if place + 1 < len(text):
-                pieces.append(Segment(text[place + 1 :], style))
-            return [*segments[:index], *pieces, *segments[index + 1 :]]
-        return segments
+        under = _segment_at(segments, column)
+        style = look.overlay(look.palette.text, back)
+        if look.fine and under.text[:1] == "█" and under.style and under.style.color:
+            style = look.style(back, under.style.color.name, "bold")
+        return _replaced(segments, column, glyph, style)
 
-    def _overlay(
-        self, segments: list[Segment], overlays: list[tuple[int, str]], back: str
-    ) -> list[Segment]:
-        """Put single glyphs over a bar."""
-        look = self.look
-        cells = [(character, segment.style) for segment in segments for character in segment.text]
-        for column, glyph in overlays:
-            if 0 <= column < len(cells):
-                flags = "bold" if look.palette.depth else "bold reverse"
-                colour = (
-                    look.palette.text
-                    if glyph in (look.glyphs.cut, look.glyphs.head)
-                    else look.palette.bad
-                )
-                cells[column] = (glyph, look.style(colour, back, flags))
-        merged: list[Segment] = []
-        text = ""
-        current = None
-        for character, style in cells:
-            if style is current:
-                text += character
-                continue
-            if text:
-                merged.append(Segment(text, current))
-            text, current = character, style
-        if text:
-            merged.append(Segment(text, current))
-        return merged
+
+def _segment_at(segments: list[Segment], column: int) -> Segment:
+    """Return the segment that covers a column of a bar."""
+    for segment in segments:
+        if column < len(segment.text):
+            return segment
+        column -= len(segment.text)
+    return Segment("")
+
+
+def _replaced(segments: list[Segment], column: int, glyph: str, style: Style) -> list[Segment]:
+    """Return the bar with one cell replaced; a column off the bar changes nothing."""
+    replaced: list[Segment] = []
+    start = 0
+    for text, own, _ in segments:
+        at, start = column - start, start + len(text)
+        if not 0 <= at < len(text):
+            replaced.append(Segment(text, own))
+            continue
+        pieces = ((text[:at], own), (glyph, style), (text[at + 1 :], own))
+        replaced += [Segment(piece, piece_style) for piece, piece_style in pieces if piece]
+    return replaced
 
 
 def _two_sides(cell: bytes) -> tuple[int, int, int]:
     """Reduce a cell's eighths to (left code, right code, eighths of the left)."""
-    runs: list[list[int]] = []
-    for code in cell:
-        if runs and runs[-1][0] == code:
-            runs[-1][1] += 1
-        else:
-            runs.append([code, 1])
+    runs = [(code, len(list(same))) for code, same in groupby(cell)]
     if len(runs) == 1:
         return runs[0][0], runs[0][0], 8
     # A short stage next to empty cells is the one thing that must not disappear.

@@ -32,7 +32,8 @@ Cell = tuple[str, Style]
 
 
 def column_cells(look: Look, column: Column, height: int, top: float) -> list[Cell]:
-    """`height` cells, the topmost first; `top` fills all of them. What is there at all is seen."""
+    """Return `height` cells, the topmost first; `top` fills all of them. Any amount above 0 is
+    seen."""
     units = height * 8
     edges: list[tuple[int, Tone]] = []
     total = 0.0
@@ -77,7 +78,7 @@ def _cell(look: Look, inside: list[tuple[int, Tone]]) -> Cell:
 
 
 def rows_of(columns: Sequence[Sequence[Cell]], height: int) -> list[list[Segment]]:
-    """Columns of cells as rows of segments; neighbours of one style are one segment."""
+    """Return columns of cells as rows; neighbours of one style are one segment."""
     rows: list[list[Segment]] = []
     for y in range(height):
         segments: list[Segment] = []
@@ -97,15 +98,14 @@ def rows_of(columns: Sequence[Sequence[Cell]], height: int) -> list[list[Segment
 
 
 def blank_column(look: Look, height: int) -> list[Cell]:
-    """A column of nothing."""
     return [(" ", look.text)] * height
 
 
 def bars(
     look: Look, columns: Sequence[Column], height: int, top: float, cells: int
 ) -> tuple[list[list[Cell]], int]:
-    """Columns side by side in `cells` cells, as wide as fits, with a gap where there is room; how
-    wide one is with its gap. The last ones are left out when there are more columns than cells."""
+    """Return columns side by side in `cells` cells, as wide as fits with a gap where there is room,
+    and the width of one with its gap. Columns beyond the cells are left out."""
     if not columns or cells < 1:
         return [], 1
     slot = max(1, min(9, cells // len(columns)))

@@ -18,6 +18,7 @@ _PIXELS: Final = {
     ".": "0 0 0 0 1",
     ",": "00 00 00 01 10",
     "-": "000 000 111 000 000",
+    "–": "000 000 111 000 000",
     "<": "001 010 100 010 001",
     " ": "0 0 0 0 0",
 }
@@ -26,8 +27,7 @@ ROWS: Final = 3
 
 
 def large(text: str) -> list[str]:
-    """`text` (digits, separators, ``-``, ``<``) as three rows of half blocks, a cell between two
-    characters."""
+    """Return `text` (digits, separators, ``-``, ``<``) as three rows of half blocks."""
     shapes = [_PIXELS.get(character, _PIXELS[" "]).split() for character in text]
     rows: list[str] = []
     for top in (0, 2, 4):

@@ -22,7 +22,7 @@ class History:
         self._columns: dict[int, tuple[float, float, int]] = {}
 
     def add(self, t: int, value: float) -> None:
-        """Take in a value at an instant (ns)."""
+        """Add a value at an instant (ns)."""
         index = t // self.bucket
         peak, total, count = self._columns.get(index, (value, 0.0, 0))
         self._columns[index] = (max(peak, value), total + value, count + 1)
@@ -31,15 +31,15 @@ class History:
                 del self._columns[old]
 
     def clear(self) -> None:
-        """Forget everything."""
         self._columns.clear()
 
     def page(self, width: int, now: int) -> list[float | None]:
-        """Means for `width` columns of the page that holds `now`; None where nothing happened."""
+        """Return means for `width` columns of the page that holds `now`; None where nothing
+        happened."""
         return [None if found is None else found[1] / found[2] for found in self._page(width, now)]
 
     def peaks(self, width: int, now: int) -> list[float | None]:
-        """Like `page`, with the largest value of each column."""
+        """Return the largest value of each column of the page."""
         return [None if found is None else found[0] for found in self._page(width, now)]
 
     def _page(self, width: int, now: int) -> list[tuple[float, float, int] | None]:
@@ -51,8 +51,8 @@ class History:
 
 
 def plot(values: Sequence[float | None], rises: str, rows: int, top: float) -> list[str]:
-    """Values as columns of `rows` rows of glyphs, the first row on top; `top` is a full column.
-    None is left empty."""
+    """Return values as columns of `rows` rows of glyphs, the first row on top; `top` fills a
+    column, None leaves it empty."""
     steps = len(rises) - 1
     scale = rows * steps / top if top > 0 else 0.0
     units = [0 if value is None else max(1, round(min(value, top) * scale)) for value in values]
@@ -63,7 +63,7 @@ def plot(values: Sequence[float | None], rises: str, rows: int, top: float) -> l
 
 
 def nice_top(value: float) -> float:
-    """The next of 1, 2, 5 × 10ⁿ at or above a value, so that a scale changes rarely."""
+    """Return the next of 1, 2, 5 × 10ⁿ at or above a value, so that a scale changes rarely."""
     if value <= 0:
         return 1.0
     step = 0.001

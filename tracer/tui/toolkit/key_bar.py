@@ -1,4 +1,7 @@
-"""The last line: the keys of the screen in front, which can be clicked too."""
+"""The last line: the keys of the screen in front, which can be clicked.
+
+Textual's `Footer` has no place for a message, and no rule for keys that do not fit.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,7 @@ from tracer.tui.toolkit.theme import Look
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key as shown, what it does in a word, and the action that a click runs. `on` marks a switch
-    that is on."""
+    """A key as shown, its name, and the action that a click runs. `on`: a switch that is on."""
 
     key: str
     name: str
@@ -24,18 +26,16 @@ class Key:
 
 
 class KeyBar(Canvas):
-    """Keys from the left, a word about the state at the right. A word that is news goes before the
-    keys, an older one after them. Keys that do not fit are left out, last ones first."""
+    """Keys from the left, a message at the right. A new message displaces keys, an older one gives
+    way to them. Keys that do not fit are left out, last ones first."""
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, id="keys")
-        self.add_class("tile")
         self.keys: Sequence[Key] = ()
         self.note = ""
         self.news = False
 
     def show(self, keys: Sequence[Key], note: str = "", *, news: bool = False) -> None:
-        """Draw these keys and a word about the state."""
         if (keys, note, news) != (self.keys, self.note, self.news):
             self.keys, self.note, self.news = keys, note, news
             self.repaint()
@@ -61,21 +61,19 @@ class KeyBar(Canvas):
         return places
 
     def paint(self, width: int, height: int) -> list[Row]:
-        """The row."""
         look = self.look
         line = Line(width)
         for at, _, key in self._places(width):
             line.fill_to(at, look.key_text)
-            line.put(key.key, look.key).put(" ", look.key_text)
-            line.put(key.name, look.key_on if key.on else look.key_text)
+            line.add(key.key, look.key).add(" ", look.key_text)
+            line.add(key.name, look.key_on if key.on else look.key_text)
         note = self._note_cells(width)
         if note:
             line.fill_to(width - note - 1, look.key_text)
-            line.put_text(self.note, look.panel, note, ellipsis=look.glyphs.ellipsis)
+            line.add_text(self.note, look.panel, note)
         return [line.end(look.key_text)]
 
     async def on_click(self, event: events.Click) -> None:
-        """Do what the key does."""
         for at, cells, key in self._places(self.size.width):
             if at <= event.x < at + cells:
                 await self.app.run_action(key.action, self.screen)

@@ -1,4 +1,4 @@
-"""One line to type in, shown above the keys while it is needed: the filter, or a prompt."""
+"""One line to type in, shown above the keys while it is open: a filter, a prompt, a path."""
 
 from __future__ import annotations
 
@@ -12,25 +12,22 @@ from tracer.tui.toolkit.theme import Look
 
 
 class LineLabel(Canvas):
-    """What the line beside it is for."""
+    """The purpose of the line beside it."""
 
     def __init__(self, look: Look, *, id: str = "line-label") -> None:
         super().__init__(look, id=id)
-        self.add_class("tile")
         self.purpose = ""
 
     def show(self, purpose: str) -> None:
-        """Name the purpose."""
         self.purpose = purpose
         self.repaint()
 
     def paint(self, width: int, height: int) -> list[Row]:
-        """One row."""
-        return [Line(width).put(f" {self.purpose}", self.look.key).end(self.look.key)]
+        return [Line(width).add(f" {self.purpose}", self.look.key).end(self.look.key)]
 
 
 class LineInput(Input):
-    """An input that is there only between `open` and `close`."""
+    """An input that is shown only between `open` and `close`."""
 
     DEFAULT_CSS = """
     LineInput { height: 1; border: none; padding: 0; background: $surface; }
@@ -49,7 +46,7 @@ class LineInput(Input):
         self.can_focus = False
 
     def open(self, purpose: str, value: str, placeholder: str) -> None:
-        """Show it with a value, for one of the screen's purposes."""
+        """Show the line with a value, for one of the screen's purposes."""
         self.purpose = purpose
         self.placeholder = placeholder
         with self.prevent(Input.Changed):
@@ -57,19 +54,16 @@ class LineInput(Input):
         self.cursor_position = len(value)
         self.shown = True
         self.can_focus = True
-        self.call_after_refresh(self.focus)  # what is typed until then: `TracerApp.on_event`
+        self.call_after_refresh(self.focus)  # keys until then: `TracerApp.on_event`
 
     def close(self) -> None:
-        """Take it away."""
         self.shown = False
         self.can_focus = False
 
     def validate_value(self, value: str) -> str:
-        """What is pasted may hold anything; the terminal is shown none of it raw."""
-        return clean(value)
+        return clean(value)  # pasted text may hold anything
 
     def on_key(self, event: events.Key) -> None:
-        """Escape leaves it."""
         if event.key == "escape":
             event.stop()
             event.prevent_default()

@@ -1,4 +1,4 @@
-"""A canvas with a title row, as the parts of a screen have them: ``├─ KV cache ─ 63 % ───``."""
+"""A canvas with a title row: ``├─ KV cache ─ 63 % ───``."""
 
 from __future__ import annotations
 
@@ -23,32 +23,29 @@ class Panel(Canvas):
         self, look: Look, *, id: str | None = None, edge: bool = False, first: bool = False
     ) -> None:
         super().__init__(look, id=id)
-        self.add_class("tile")
         self.edge = edge
         self.first = first
         self.titled = True
-        """Whether the title row is drawn; a line of tabs can stand in for it."""
+        """False where a line of tabs stands in for the title row."""
 
     def title(self) -> str:
-        """Heading, ours or cleaned."""
         return ""
 
     def note(self) -> list[Segment]:
-        """What stands at the right end of the title row."""
+        """Return the right end of the title row."""
         return []
 
     def body(self, width: int, height: int) -> list[Row]:
-        """Rows below the title."""
+        """Return the rows below the title."""
         raise NotImplementedError
 
     def head(self, width: int) -> Row:
-        """The title row."""
         look, glyphs = self.look, self.look.glyphs
         line = Line(width)
         rule = look.faint
         if self.edge:
-            line.put(glyphs.tee_down if self.first else glyphs.tee_right, rule)
-        line.put(glyphs.horizontal, rule)
+            line.add(glyphs.tee_down if self.first else glyphs.tee_right, rule)
+        line.add(glyphs.horizontal, rule)
         title = self.title()
         note, note_cells = clean_note(self.note())
         style = look.accent if self.has_focus else look.bold
@@ -56,17 +53,14 @@ class Panel(Canvas):
             style = look.style("", None, "bold reverse")
         room = max(0, width - line.used - (note_cells + 3 if note else 0) - 1)
         if title and room > 2:
-            line.put(" ", rule).put_text(
-                title, style, min(room, cell_width(label(title))), ellipsis=glyphs.ellipsis
-            )
-            line.put(" ", rule)
+            line.add(" ", rule).add_text(title, style, min(room, cell_width(label(title))))
+            line.add(" ", rule)
         if note and line.room >= note_cells + 3:
             line.fill_to(width - note_cells - 3, rule, glyphs.horizontal)
-            line.put(" ", rule).put_segments(note, note_cells).put(" ", rule)
+            line.add(" ", rule).add_segments(note, note_cells).add(" ", rule)
         return line.end(rule, glyphs.horizontal)
 
     def paint(self, width: int, height: int) -> list[Row]:
-        """Title and body, with the edge in front of each row."""
         if height < 1 or width < 1:
             return []
         look = self.look
@@ -83,12 +77,10 @@ class Panel(Canvas):
             return rows + [filler] * room
         body = self.body(inner, room)[:room] if room > 0 else []
         rows.extend([[*left, *row, *right] for row in body] if left or right else body)
-        while len(rows) < height:
-            rows.append([*left, *blank(inner, look.text), *right])
-        return rows
+        return rows + [[*left, *blank(inner, look.text), *right]] * (height - len(rows))
 
 
 def clean_note(note: list[Segment]) -> tuple[list[Segment], int]:
-    """A note with its text cleaned, and the cells that it takes."""
+    """Return a note with its text cleaned, and its cells."""
     cleaned = [Segment(label(text), style) for text, style, _ in note]
     return cleaned, sum(cell_width(segment.text) for segment in cleaned)

@@ -9,9 +9,8 @@ from platformdirs import user_cache_path
 
 
 def write_picture(svg: str, name: str, folder: Path | None = None) -> Path | None:
-    """Write `svg` under a name that is not taken yet: into `folder`, or else the working directory,
-    or where that may not be written to the cache folder. The file, or None when no folder could be
-    written to."""
+    """Write `svg` under an unused name into `folder`, by default the working directory or else the
+    cache folder. Return the file, or None if no folder could be written to."""
     for place in [folder] if folder is not None else [Path.cwd(), user_cache_path("tracer")]:
         with contextlib.suppress(OSError):
             place.mkdir(parents=True, exist_ok=True)
@@ -22,7 +21,6 @@ def write_picture(svg: str, name: str, folder: Path | None = None) -> Path | Non
 
 
 def _unused(path: Path) -> Path:
-    """`path`, or a numbered sibling that does not exist yet."""
     candidate, number = path, 1
     while candidate.exists():
         number += 1

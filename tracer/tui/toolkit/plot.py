@@ -47,21 +47,20 @@ class Plot(Panel):
 
     @abstractmethod
     def chart(self, cells: int, height: int) -> Chart | None:
-        """The chart for so many cells; None when there is nothing to draw."""
+        """Return the chart for so many cells; None when there is nothing to draw."""
 
     def legend(self) -> list[Segment]:
-        """What the tones stand for."""
+        """Return the meaning of the tones."""
         return []
 
     def body(self, width: int, height: int) -> list[Row]:
-        """Scale and columns, labels, and in the last row what it says in words."""
         look = self.look
         spoken = height >= 5
         chart_height = height - 1 - (1 if spoken else 0)
         cells = width - LEFT - 1
         chart = self.chart(cells, chart_height) if cells >= 8 and chart_height >= 2 else None
         if chart is None:
-            return [Line(width).put(self.empty, look.dim).end(look.text)]
+            return [Line(width).add(self.empty, look.dim).end(look.text)]
         columns = [
             *chart.columns[:cells],
             *[blank_column(look, chart_height)] * (cells - len(chart.columns)),
@@ -71,8 +70,8 @@ class Plot(Panel):
             label = chart.top if y == 0 else chart.bottom if y == chart_height - 1 else ""
             if chart_height >= 5 and y == chart_height // 2:
                 label = label or chart.middle
-            line = Line(width).put(label.rjust(LEFT)[-LEFT:], look.dim)
-            line.put(look.glyphs.vertical, look.grid if not label else look.faint).put_segments(
+            line = Line(width).add(label.rjust(LEFT)[-LEFT:], look.dim)
+            line.add(look.glyphs.vertical, look.grid if not label else look.faint).add_segments(
                 segments, cells
             )
             rows.append(line.end(look.text))
@@ -81,7 +80,7 @@ class Plot(Panel):
             line = Line(width)
             words = chart.words or self.legend()
             for text, style, _ in words:
-                line.put(text, style or look.dim)
+                line.add(text, style or look.dim)
             rows.append(line.end(look.text))
         return rows
 
@@ -91,19 +90,19 @@ class Plot(Panel):
         for column, text in chart.labels:
             at = LEFT + 1 + column
             if at >= line.used + (1 if line.used > LEFT + 1 else 0) and at + len(text) <= width:
-                line.fill_to(at, look.dim).put(text, look.dim)
+                line.fill_to(at, look.dim).add(text, look.dim)
         return line.end(look.text)
 
 
 def tone(
     look: Look, stage: Stage, glyph: str = "█", plain: str = "#", *, quiet: bool = False
 ) -> Tone:
-    """The tone of a stage; `quiet` for what goes beyond the main part of a column."""
+    """Return the tone of a stage; `quiet` beyond the main part of a column."""
     return Tone((look.wait_colours if quiet else look.stage_colours)[stage], glyph, plain)
 
 
 def swatches(look: Look, parts: Sequence[tuple[Tone, str]]) -> list[Segment]:
-    """A legend: each tone with its word."""
+    """Return a legend: each tone with its word."""
     segments: list[Segment] = []
     for each, word in parts:
         glyph = "█" if look.fine else each.glyph if look.glyphs.ellipsis == "…" else each.ascii

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from rich.segment import Segment
 from textual import events
 from textual.message import Message
@@ -23,39 +25,35 @@ class TabLine(Canvas):
 
     def __init__(self, look: Look, names: tuple[str, ...]) -> None:
         super().__init__(look, id="tabs")
-        self.add_class("tile")
         self.names = names
         self.current = 0
         self.note: list[Segment] = []
 
     def show(self, current: int, note: list[Segment]) -> None:
-        """Mark a tab, and say something about what it shows at the right end."""
+        """Mark a tab, with a note at the right end."""
         self.current, self.note = current, note
         self.repaint()
 
     def _places(self) -> list[tuple[int, int]]:
-        places, at = [], 1
-        for name in self.names:
-            places.append((at, len(name) + 2))
-            at += len(name) + 3
-        return places
+        """Return the first cell and the cells of each tab."""
+        cells = [len(name) + 2 for name in self.names]
+        starts = accumulate(cells, lambda at, size: at + size + 1, initial=1)
+        return list(zip(starts, cells, strict=False))
 
     def paint(self, width: int, height: int) -> list[Row]:
-        """The line."""
         look = self.look
         line = Line(width)
         for index, ((at, _), name) in enumerate(zip(self._places(), self.names, strict=True)):
             line.fill_to(at, look.faint, look.glyphs.horizontal)
             chosen = index == self.current
-            line.put(f" {name} ", look.tab_on if chosen else look.dim)
+            line.add(f" {name} ", look.tab_on if chosen else look.dim)
         note, cells = clean_note(self.note)
         if cells and line.room >= cells + 4:
             line.fill_to(width - cells - 3, look.faint, look.glyphs.horizontal)
-            line.put(" ", look.faint).put_segments(note, cells).put(" ", look.faint)
+            line.add(" ", look.faint).add_segments(note, cells).add(" ", look.faint)
         return [line.end(look.faint, look.glyphs.horizontal)]
 
     def on_click(self, event: events.Click) -> None:
-        """Choose a tab."""
         for index, (at, cells) in enumerate(self._places()):
             if at <= event.x < at + cells:
                 self.post_message(self.Chosen(index))

@@ -35,7 +35,6 @@ class PatientFile:
         """How many of the writes have reached the terminal."""
 
     def write(self, text: str) -> int:
-        """Write, or drop the text when nobody is there."""
         self._written += 1
         try:
             return self._file.write(text)
@@ -43,7 +42,6 @@ class PatientFile:
             return len(text)
 
     def flush(self) -> None:
-        """Flush, as far as anybody is there."""
         written = self._written
         with contextlib.suppress(OSError, ValueError):
             self._file.flush()
@@ -66,17 +64,16 @@ class TerminalDriver(LinuxDriver):
         self._asked = 0
 
     def write(self, data: str) -> None:
-        """Have the thread write."""
         self._asked += 1
         super().write(data)
 
     @property
     def at_rest(self) -> bool:
-        """Whether all that was to be written has reached the terminal."""
+        """True once everything written has reached the terminal."""
         return self._patient.flushed >= self._asked
 
     def _sigtstp_application(self, *_: object) -> None:
-        """Ctrl-Z: give the terminal back and stop, as soon as the loop is at rest."""
+        """Give the terminal back and stop, as soon as the loop is idle."""
         self._loop.call_soon_threadsafe(self._stop)
 
     def _stop(self) -> None:
@@ -90,8 +87,7 @@ class TerminalDriver(LinuxDriver):
             self.resume_application_mode()
 
     def _sigcont_application(self, *_: object) -> None:
-        """Going on after a stop without a word: another program may have used the terminal
-        meanwhile."""
+        """Start the terminal again after SIGSTOP: another program may have used it meanwhile."""
         if not self._stopping:
             self._loop.call_soon_threadsafe(self._take_again)
 
@@ -103,12 +99,11 @@ class TerminalDriver(LinuxDriver):
             self._app.refresh(layout=True)
 
     def start_application_mode(self) -> None:
-        """Take the terminal."""
         self.exit_event.clear()
         super().start_application_mode()  # type: ignore[no-untyped-call]
 
     def stop_application_mode(self) -> None:
-        """Restore the terminal; whatever comes of that, no key is read any more."""
+        """Restore the terminal; whatever comes of that, stop reading keys."""
         try:
             super().stop_application_mode()
         finally:
@@ -116,5 +111,4 @@ class TerminalDriver(LinuxDriver):
 
 
 def patient(chosen: type[Driver]) -> type[Driver]:
-    """The driver to use where Textual would use `chosen`."""
     return TerminalDriver if chosen is LinuxDriver else chosen

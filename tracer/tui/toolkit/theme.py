@@ -28,125 +28,63 @@ from engine_hooks.protocol.stages import Group, Stage, info
 from tracer.export.stage_colours import STAGE_COLOURS_DARK, STAGE_COLOURS_LIGHT
 
 STAGE_COLOURS_16: Final = (
-    "bright_cyan",
-    "cyan",
-    "bright_green",
-    "magenta",
-    "bright_magenta",
-    "bright_yellow",
-    "yellow",
-    "bright_white",
-    "red",
-    "white",
-    "blue",
-    "bright_black",
+    *("bright_cyan", "cyan", "bright_green", "magenta", "bright_magenta", "bright_yellow"),
+    *("yellow", "bright_white", "red", "white", "blue", "bright_black"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """Characters to draw with; every one of them takes one cell.
+    """Characters to draw with, one cell each.
 
     `eighths[n]` fills n eighths of a cell from the left, `rises[n]` from below. `fill` draws a
     group of stages where hue cannot be relied on.
     """
 
-    eighths: str
-    rises: str
     fill: Mapping[Group, str]
-    wait: str
-    head: str
-    preempted: str
-    cut: str
-    grid: str
-    select: str
-    horizontal: str
-    vertical: str
-    tee_down: str
-    tee_right: str
-    tee_up: str
-    dot: str
-    ring: str
-    arrow: str
-    ellipsis: str
-    up: str
-    down: str
-    live_block: str
-    cached_block: str
-    free_block: str
-    times: str
-    warning: str
-    pause: str
-    bullet: str
-    tick: str
-    line: str
-    half: str
-    track: str
-    newline: str
-    expected: str
-    beyond: str
-    hit_block: str
-    older_block: str
-    oldest_block: str
-    ridge: str
+    eighths: str = " ▏▎▍▌▋▊▉█"
+    rises: str = " ▁▂▃▄▅▆▇█"
+    wait: str = "░"
+    head: str = "▶"
+    preempted: str = "×"
+    cut: str = "◂"
+    grid: str = "┊"
+    select: str = "▌"
+    horizontal: str = "─"
+    vertical: str = "│"
+    tee_down: str = "┬"
+    tee_right: str = "├"
+    dot: str = "·"
+    ring: str = "○"
+    arrow: str = "→"
+    ellipsis: str = "…"
+    up: str = "▲"
+    down: str = "▼"
+    live_block: str = "■"
+    cached_block: str = "□"
+    free_block: str = "·"
+    times: str = "×"
+    warning: str = "▲"
+    pause: str = "‖"
+    bullet: str = "●"
+    tick: str = "╵"
+    line: str = "━"
+    half: str = "╸"
+    track: str = "─"
+    newline: str = "↵"
+    expected: str = "┃"
+    beyond: str = "›"
+    hit_block: str = "▣"
+    older_block: str = "▫"
+    oldest_block: str = "◦"
+    ridge: str = "│"
 
 
-UNICODE: Final = Glyphs(
-    eighths=" ▏▎▍▌▋▊▉█",
-    rises=" ▁▂▃▄▅▆▇█",
-    fill={
-        Group.FRONT_END: "▌",
-        Group.PREFILL: "▓",
-        Group.FIRST_BYTE: "▐",
-        Group.DECODE: "█",
-        Group.TEARDOWN: "▪",
-    },
-    wait="░",
-    head="▶",
-    preempted="×",
-    cut="◂",
-    grid="┊",
-    select="▌",
-    horizontal="─",
-    vertical="│",
-    tee_down="┬",
-    tee_right="├",
-    tee_up="┴",
-    dot="·",
-    ring="○",
-    arrow="→",
-    ellipsis="…",
-    up="▲",
-    down="▼",
-    live_block="■",
-    cached_block="□",
-    free_block="·",
-    times="×",
-    warning="▲",
-    pause="‖",
-    bullet="●",
-    tick="╵",
-    line="━",
-    half="╸",
-    track="─",
-    newline="↵",
-    expected="┃",
-    beyond="›",
-    hit_block="▣",
-    older_block="▫",
-    oldest_block="◦",
-    ridge="│",
-)
+UNICODE: Final = Glyphs(fill=dict(zip(Group, "▌▓▐█▪", strict=True)))
 ASCII: Final = Glyphs(
+    fill=dict(zip(Group, "|#!=+", strict=True)),
     eighths="    #####",
     rises=" __..--##",
-    fill={
-        Group.FRONT_END: "|",
-        Group.PREFILL: "#",
-        Group.FIRST_BYTE: "!",
-        Group.DECODE: "=",
-        Group.TEARDOWN: "+",
-    },
     wait=".",
     head=">",
     preempted="x",
@@ -157,7 +95,6 @@ ASCII: Final = Glyphs(
     vertical="|",
     tee_down="+",
     tee_right="+",
-    tee_up="+",
     dot="-",
     ring="o",
     arrow=">",
@@ -193,22 +130,22 @@ class Palette:
     depth: int
     """Colours that the palette counts on: 0 none, 16, or 24 for 24-bit."""
     dark: bool
-    stages: tuple[str, ...]
-    back: str
-    panel: str
-    selected: str
-    text: str
-    dim: str
-    faint: str
-    grid: str
-    accent: str
-    good: str
-    warn: str
-    bad: str
-    bad_back: str
-    warn_back: str
-    on_banner: str
-    special: str
+    stages: tuple[str, ...] = ("",) * 12
+    back: str = ""
+    panel: str = ""
+    selected: str = ""
+    text: str = ""
+    dim: str = ""
+    faint: str = ""
+    grid: str = ""
+    accent: str = ""
+    good: str = ""
+    warn: str = ""
+    bad: str = ""
+    bad_back: str = ""
+    warn_back: str = ""
+    on_banner: str = ""
+    special: str = ""
 
 
 DARK: Final = Palette(
@@ -258,11 +195,6 @@ ANSI16: Final = Palette(
     16,
     True,
     STAGE_COLOURS_16,
-    back="",
-    panel="",
-    selected="",
-    text="",
-    dim="",
     faint="bright_black",
     grid="bright_black",
     accent="cyan",
@@ -270,31 +202,10 @@ ANSI16: Final = Palette(
     warn="yellow",
     bad="red",
     bad_back="red",
-    warn_back="",
     on_banner="bright_white",
     special="magenta",
 )
-MONO: Final = Palette(
-    "tracer-mono",
-    0,
-    True,
-    ("",) * 12,
-    back="",
-    panel="",
-    selected="",
-    text="",
-    dim="",
-    faint="",
-    grid="",
-    accent="",
-    good="",
-    warn="",
-    bad="",
-    bad_back="",
-    warn_back="",
-    on_banner="",
-    special="",
-)
+MONO: Final = Palette("tracer-mono", 0, True)
 PALETTES: Final = {palette.name: palette for palette in (DARK, LIGHT, ANSI16, MONO)}
 
 
@@ -303,7 +214,7 @@ BAR_OPACITY: Final = (1.0, 0.88, 0.68, 0.58)
 
 
 def blend(colour: str, over: str, share: float) -> str:
-    """`colour` laid over another with opacity `share`, both ``#rrggbb``."""
+    """Return `colour` laid over another with opacity `share`, both ``#rrggbb``."""
     mixed = (
         round(int(colour[i : i + 2], 16) * share + int(over[i : i + 2], 16) * (1 - share))
         for i in (1, 3, 5)
@@ -321,7 +232,7 @@ class Look:
         self.palette = palette
         self.glyphs = glyphs
         self.fine = palette.depth == 24 and glyphs is UNICODE
-        """Whether bars may use eighths of cells and two colours in one cell."""
+        """True where bars may use eighths of cells and two colours in one cell."""
         self.mixed: dict[tuple[bytes, str, int], Segment] = {}
         """Cells that several stages share, as `tracer.tui.toolkit.bar` has drawn them so far."""
         self._styles: dict[tuple[str, str, str], Style] = {}
@@ -352,8 +263,8 @@ class Look:
         )
 
     def style(self, colour: str = "", back: str | None = None, flags: str = "") -> Style:
-        """The shared style for a foreground, a background (None: the screen's own) and ``bold``,
-        ``dim``, ``reverse``, ``underline``."""
+        """Return the shared style for a foreground, a background (None: the screen's own) and
+        flags: ``bold``, ``dim``, ``reverse``, ``underline``."""
         key = (colour, self.palette.back if back is None else back, flags)
         style = self._styles.get(key)
         if style is None:
@@ -367,9 +278,12 @@ class Look:
             )
         return style
 
+    def overlay(self, colour: str, back: str) -> Style:
+        """Return the style of a glyph laid over a bar: bold, without colours also reverse."""
+        return self.style(colour, back, "bold" if self.palette.depth else "bold reverse")
+
     def on(self, style: Style, back: str, *, reverse: bool = False) -> Style:
-        """`style` on another background; on palettes without backgrounds `reverse` tells the
-        difference instead."""
+        """Return `style` on another background, or reversed on palettes without backgrounds."""
         colour = style.color.name if style.color is not None else ""
         flags = ("bold " if style.bold else "") + ("dim " if style.dim else "")
         if not back and reverse:
@@ -383,8 +297,8 @@ class Look:
 
     @cached_property
     def bar_colours(self) -> tuple[tuple[str, ...], ...]:
-        """Like `stage_colours`, for bars in a list: of live requests (0, 1) and, quieter, of
-        finished ones (2, 3). Two shades each, so that bars above each other do not run together."""
+        """`stage_colours` for bars in a list: of live requests (0, 1) and, quieter, of finished
+        ones (2, 3). Two shades each, so that bars above each other do not run together."""
         if self.palette.depth < 24:
             return (self.stage_colours,) * 4
         return tuple(
@@ -394,22 +308,21 @@ class Look:
 
     @cached_property
     def wait_colours(self) -> tuple[str, ...]:
-        """Like `stage_colours`, for the ground of waiting, on which a light shade is drawn."""
+        """`stage_colours` for the ground of waiting, on which a light shade is drawn."""
         if self.palette.depth < 24:
             return self.stage_colours
         return tuple(blend(colour, self.palette.back, 0.26) for colour in self.stage_colours)
 
     def stage(self, stage: Stage, *, bold: bool = False) -> Style:
-        """Text or bars in the colour of a stage."""
         return self.style(self.stage_colours[stage], flags="bold" if bold else "")
 
     def fill(self, stage: Stage) -> str:
-        """Glyph of a full cell of `stage`: solid where colour can be relied on, else by group."""
+        """Return the glyph of a full cell: solid where colour can be relied on, else by group."""
         return "█" if self.fine else self.glyphs.fill[info(stage).group]
 
 
 def textual_theme(palette: Palette) -> TextualTheme:
-    """The same colours for the stock widgets: command palette, input line, toasts."""
+    """Return these colours for the stock widgets: command palette, input line, toasts."""
     p = palette
     if p.depth < 24:
         return replace(BUILTIN_THEMES["ansi-dark"], name=p.name)
@@ -429,29 +342,21 @@ def textual_theme(palette: Palette) -> TextualTheme:
     )
 
 
-def encodable(encoding: str | None) -> bool:
-    """Whether an output of this encoding can show the Unicode glyphs."""
-    try:
-        "█▏▁░▶×─│┊→…●■□▣▫◦↵".encode(encoding or "ascii")
-    except (LookupError, UnicodeEncodeError):
-        return False
-    return True
-
-
 def choose_glyphs(encoding: str | None = None) -> Glyphs:
-    """Unicode where the terminal's stream can encode it, ASCII otherwise. The TUI writes to
+    """Return Unicode where the terminal's stream can encode it, ASCII otherwise. The TUI writes to
     standard error."""
-    if encoding is None:
-        stream = sys.__stderr__
-        encoding = getattr(stream, "encoding", None)
-    return UNICODE if encodable(encoding) else ASCII
+    try:
+        "█▏▁░▶×─│┊→…●■□▣▫◦↵".encode(
+            encoding or getattr(sys.__stderr__, "encoding", None) or "ascii"
+        )
+    except (LookupError, UnicodeEncodeError):
+        return ASCII
+    return UNICODE
 
 
-def choose_palette(*, no_color: bool, colours: str | None, light: bool = False) -> Palette:
-    """The palette for a terminal: `colours` is rich's colour system (``standard``, ``256``,
+def choose_palette(*, no_color: bool, colours: str | None) -> Palette:
+    """Return the palette for a terminal: `colours` is rich's colour system (``standard``, ``256``,
     ``truecolor`` or None)."""
     if no_color:
         return MONO
-    if colours == "standard":
-        return ANSI16
-    return LIGHT if light else DARK
+    return ANSI16 if colours == "standard" else DARK

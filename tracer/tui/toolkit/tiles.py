@@ -20,7 +20,7 @@ class Tiled(Protocol):
     """A screen that arranges itself."""
 
     def arranged(self, size: Size) -> Mapping[Widget, Region]:
-        """The region of every widget that is shown; those left out are not."""
+        """Return the region of every widget that is shown."""
 
 
 class Tiles(Layout):
@@ -32,7 +32,6 @@ class Tiles(Layout):
     def arrange(
         self, parent: Widget, children: list[Widget], size: Size, greedy: bool = True
     ) -> ArrangeResult:
-        """Regions as the parent wants them."""
         regions = cast(Tiled, parent).arranged(size)
         placements: list[WidgetPlacement] = []
         others: list[Widget] = []

@@ -1,5 +1,9 @@
 """Untrusted text as rows: cleaned, wrapped to cells, with the special tokens of chat templates
-picked out."""
+picked out.
+
+`rich.text.Text.wrap` loses what a reader of prompts looks for: it drops spaces in front of a break
+and blanks out wide glyphs in narrow columns.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ ROWS: Final = 20_000
 def wrap(
     text: str, width: int, style: Style, special: Style, newline: str = ""
 ) -> list[list[Segment]]:
-    """Rows of `text`, each at most `width` cells (not padded). Special tokens take the style
+    """Return rows of `text`, each at most `width` cells (not padded). Special tokens take the style
     `special`; `newline` is shown where the text has one."""
     if width < 1:
         return []
@@ -33,13 +37,9 @@ def wrap(
         if len(rows) >= ROWS:
             break
         rows.extend(_wrap_line(clean(line), width, style, special))
-        last = rows[-1]
-        if (
-            newline
-            and number + 1 < len(lines)
-            and sum(cell_width(segment.text) for segment in last) < width
-        ):
-            last.append(Segment(newline, special))
+        used = sum(cell_width(segment.text) for segment in rows[-1])
+        if newline and number + 1 < len(lines) and used < width:
+            rows[-1].append(Segment(newline, special))
     return rows
 
 
@@ -55,25 +55,18 @@ def _wrap_line(line: str, width: int, style: Style, special: Style) -> list[list
         pieces.append((line[at:], style))
     rows: list[list[Segment]] = [[]]
     used = 0
-    for text, piece_style in pieces:
-        for word in _words(text):
+    for piece, piece_style in pieces:
+        for word in re.findall(r"\s+|\S+", piece):
             cells = cell_width(word)
-            if used + cells <= width:
-                _append(rows[-1], word, piece_style)
-                used += cells
-                continue
-            if word == " ":
-                # The space at which a line is broken shows as the break.
+            fits = used + cells <= width
+            if not fits and (word == " " or (used and cells <= width and word.strip())):
                 rows.append([])
                 used = 0
-                continue
-            if used and cells <= width and word.strip():
-                rows.append([])
-                used = 0
-                _append(rows[-1], word, piece_style)
-                used = cells
-                continue
-            for part, part_cells in _cut(word, width, width - used):
+                if word == " ":  # the space at which a line is broken shows as the break
+                    continue
+                fits = True
+            parts = [(word, cells)] if fits else _cut(word, width, width - used)
+            for part, part_cells in parts:
                 if used + part_cells > width:
                     rows.append([])
                     used = 0
@@ -89,12 +82,8 @@ def _append(row: list[Segment], text: str, style: Style) -> None:
         row.append(Segment(text, style))
 
 
-def _words(text: str) -> list[str]:
-    return re.findall(r"\s+|\S+", text)
-
-
 def _cut(word: str, width: int, first: int) -> list[tuple[str, int]]:
-    """Pieces of a word that is longer than a row: the first fills `first` cells, the others
+    """Return pieces of a word longer than a row: the first fills `first` cells, the others
     `width`."""
     if word.isascii():
         first = first if first > 0 else width

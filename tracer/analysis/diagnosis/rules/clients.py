@@ -9,209 +9,169 @@ from typing import Final
 from engine_hooks.protocol.clock import NS_PER_MS, NS_PER_S
 from engine_hooks.protocol.stages import Stage
 from tracer.analysis.diagnosis import thresholds as limit
-from tracer.analysis.diagnosis.case import Case, Said, found
-from tracer.analysis.diagnosis.finding import CannotTell, Exhibit
-from tracer.analysis.diagnosis.records import Asked, Evidence, median, ms
+from tracer.analysis.diagnosis.case import Case, Cause, Results, rule
+from tracer.analysis.diagnosis.figures import median, ms
+from tracer.analysis.diagnosis.finding import CannotTell, events
+from tracer.analysis.diagnosis.records import Evidence, RequestFacts
+from tracer.state.request.latency import interval
 from tracer.state.request.latency import unattributed as uncovered
 
-_TOGETHER_NS: Final = 6 * NS_PER_S
+TOGETHER_NS: Final = 6 * NS_PER_S
 """Clients that all hang up within this time after the last arrival were stopped: a busy event loop
 notices it late."""
 
-ABANDONED, HUNG_UP, OUTSIDE, UNATTRIBUTED = (
+ABANDONED: Final = Cause(
     "abandoned",
+    Stage.TEARDOWN,
+    0.9,
+    "that a disconnect is passed on to the engine (also for answers that are not streamed)",
+    explains=("clients-hang-up",),
+)
+HUNG_UP: Final = Cause(
     "clients-hang-up",
+    Stage.TEARDOWN,
+    0.8,
+    "the clients' timeouts, and what makes them run out (TTFT first)",
+)
+OUTSIDE: Final = Cause(
     "outside",
-    "unattributed",
+    None,
+    0.85,
+    "the load generator's own CPU and connection limits first, then proxies and the network",
+    where="outside the server",
 )
 
 
-def abandoned(case: Case) -> Sequence[Said]:
+@rule(ABANDONED)
+def abandoned(case: Case) -> Results:
     """Clients have gone and the engine goes on with their requests: their blocks stay held."""
     evidence = case.evidence
-    held: list[tuple[int, Asked]] = []
+    held: dict[RequestFacts, int] = {}
     for request in evidence.requests:
-        if not request.disconnected or request.closed is None or request.lookup is None:
+        closed, finished, over = request.closed, request.finished, request.over
+        if not request.disconnected or closed is None or request.lookup is None:
             continue
-        end = request.finished if request.finished is not None else (request.over or evidence.now)
-        if request.finished is None and request.over is not None and request.over <= request.closed:
+        if finished is None and over is not None and over <= closed:
             continue
-        if end - request.closed >= limit.ABANDONED_S * NS_PER_S:
-            held.append((end - request.closed, request))
-    staying = set(_before_the_end(evidence, [request for _, request in held]))
-    held = [(length, request) for length, request in held if request in staying]
-    if len(held) < limit.ABANDONED:
-        return []
-    requests = [request for _, request in held]
-    tokens = sum(int((request.tokens > (request.closed or 0)).sum()) for request in requests)
-    blocks = sum(max(0, request.blocks) for request in requests)
-    closed = sorted(request.closed or 0 for request in requests)
-    return [
-        found(
-            evidence,
-            ABANDONED,
-            Stage.TEARDOWN,
-            f"{len(held)} requests go on for {median([length for length, _ in held]) / 1e9:,.1f} s "
-            "(p50) after their "
-            "client "
-            f"hung up: {tokens:,} tokens for nobody"
-            + (f", {blocks:,} blocks held" if blocks else ""),
-            check=(
-                "that a disconnect is passed on to the engine (also for answers that are not "
-                "streamed)"
-            ),
-            lost_ns=float(sum(length for length, _ in held)),
-            start=closed[0],
-            end=max((request.finished or evidence.now) for request in requests),
-            confidence=0.9,
-            affected=requests,
-            exhibits=[
-                Exhibit(
-                    "held after the client left",
-                    "s",
-                    tuple((r.closed or 0, round(length / 1e9, 3)) for length, r in held[:200]),
-                )
-            ],
-        )
-    ]
+        length = (evidence.until(request) if finished is None else finished) - closed
+        if length >= limit.ABANDONED_S * NS_PER_S:
+            held[request] = length
+    requests = _before_the_end(evidence, list(held))
+    if len(requests) < limit.ABANDONED:
+        return
+    lengths = [held[request] for request in requests]
+    tokens = sum(int((r.tokens > (r.closed or 0)).sum()) for r in requests)
+    blocks = sum(max(0, r.blocks) for r in requests)
+    yield ABANDONED.finding(
+        f"{len(requests)} requests go on for {median(lengths) / NS_PER_S:,.1f} s (p50) after their "
+        f"client hung up: {tokens:,} tokens that nobody reads"
+        + (f", {blocks:,} blocks held" if blocks else ""),
+        (min(r.closed or 0 for r in requests), max((r.finished or evidence.now) for r in requests)),
+        requests,
+        float(sum(lengths)),
+        events(
+            "held after the client left", "s", ((r.closed, held[r] / NS_PER_S) for r in requests)
+        ),
+    )
 
 
-def hung_up(case: Case) -> Sequence[Said]:
-    """A large part of the clients goes away before the end: a timeout of theirs, and work for
-    nobody."""
+@rule(HUNG_UP)
+def hung_up(case: Case) -> Results:
+    """A large part of the clients goes away before the end, most by a timeout."""
     evidence = case.evidence
     over = [r for r in evidence.requests if r.closed is not None and r.fronted]
     gone = _before_the_end(evidence, [r for r in over if r.disconnected])
     if len(gone) < limit.SAMPLES or len(gone) < limit.HUNG_UP_SHARE * len(over):
-        return []
+        return
     gone.sort(key=lambda request: request.closed or 0)
-    spent = [(r.closed or r.begin) - r.begin for r in gone]
+    patience = [(r.closed or r.begin) - r.begin for r in gone]
     tokens = sum(r.output_tokens for r in gone)
     silent = sum(1 for r in gone if r.handed_out is None)
-    return [
-        found(
-            evidence,
-            HUNG_UP,
-            Stage.TEARDOWN,
-            f"{len(gone)} of {len(over)} clients hang up before the end, "
-            f"{median(spent) / 1e9:,.1f} s (p50) after they "
-            "asked: "
-            f"{tokens:,} tokens for nobody"
-            + (f"; {silent} of them had seen no token" if silent else ""),
-            check="the clients' timeouts, and what makes them run out (TTFT first)",
-            lost_ns=float(sum(spent)),
-            start=gone[0].begin,
-            end=gone[-1].closed,
-            confidence=0.8,
-            affected=gone,
-            exhibits=[
-                Exhibit(
-                    "patience",
-                    "s",
-                    tuple(
-                        (r.closed or 0, round(s / 1e9, 3))
-                        for r, s in zip(gone[:200], spent, strict=False)
-                    ),
-                )
-            ],
-        )
-    ]
+    yield HUNG_UP.finding(
+        f"{len(gone)} of {len(over)} clients hang up before the end, "
+        f"{median(patience) / NS_PER_S:,.1f} s (p50) after they asked: {tokens:,} tokens that "
+        "nobody reads" + (f"; {silent} of them had seen no token" if silent else ""),
+        (gone[0].begin, gone[-1].closed),
+        gone,
+        float(sum(patience)),
+        events(
+            "patience",
+            "s",
+            ((r.closed, ns / NS_PER_S) for r, ns in zip(gone, patience, strict=True)),
+        ),
+    )
 
 
-def _before_the_end(evidence: Evidence, gone: list[Asked]) -> list[Asked]:
-    """Without those who left together when nobody came any more: a load generator that is stopped
-    hangs up on all."""
+def _before_the_end(evidence: Evidence, gone: list[RequestFacts]) -> list[RequestFacts]:
+    """Leave out those who left together at the end: a load generator was stopped."""
     last_arrival = max((request.received or 0 for request in evidence.requests), default=0)
     tail = [request.closed or 0 for request in gone if (request.closed or 0) > last_arrival]
-    if len(tail) < 2 or max(tail) - min(tail) > _TOGETHER_NS:
+    if len(tail) < 2 or max(tail) - min(tail) > TOGETHER_NS:
         return gone
     return [request for request in gone if (request.closed or 0) <= last_arrival]
 
 
-def outside(case: Case) -> Sequence[Said]:
-    """Clients measure much more than the server took: the load generator, the network, or a
-    proxy."""
-    evidence = case.evidence
-    if not case.clients:
-        return []
-    hits: list[tuple[float, float, Asked]] = []
+@rule(OUTSIDE)
+def outside(case: Case) -> Results:
+    """Clients measure much more than the server took."""
+    hits: list[tuple[float, float, RequestFacts]] = []
     known = 0
-    for request in evidence.requests:
+    for request in case.evidence.requests:
         times = case.clients.get(request.id)
-        if (
-            times is None
-            or times.e2e_ms is None
-            or request.closed is None
-            or request.received is None
-        ):
+        client = None if times is None else times.e2e_ms
+        if client is None or request.closed is None or request.received is None:
             continue
         known += 1
         server = ms(request.closed - request.received)
-        if times.e2e_ms - server >= max(limit.CLIENT_MS, limit.CLIENT_SHARE * times.e2e_ms):
-            hits.append((times.e2e_ms, server, request))
+        if client - server >= max(limit.CLIENT_MS, limit.CLIENT_SHARE * client):
+            hits.append((client, server, request))
     if len(hits) < limit.SAMPLES or len(hits) < 0.5 * known:
-        return []
+        return
     requests = [request for _, _, request in hits]
-    return [
-        found(
-            evidence,
-            OUTSIDE,
-            None,
-            f"clients measure {median([c for c, _, _ in hits]):,.0f} ms where the server takes "
-            f"{median([s for _, s, _ in hits]):,.0f} ms (p50 of {len(hits)} requests): the time "
-            "passes outside the server",
-            check=(
-                "the load generator's own CPU and connection limits first, then proxies and the "
-                "network"
-            ),
-            lost_ns=sum(c - s for c, s, _ in hits) * NS_PER_MS,
-            start=requests[0].begin,
-            end=requests[-1].closed,
-            confidence=0.85,
-            affected=requests,
-            exhibits=[
-                Exhibit(
-                    "client less server",
-                    "ms",
-                    tuple((r.begin, round(c - s, 3)) for c, s, r in hits[:200]),
-                )
-            ],
-        )
-    ]
+    yield OUTSIDE.finding(
+        f"clients measure {median([client for client, _, _ in hits]):,.0f} ms where the server "
+        f"takes {median([server for _, server, _ in hits]):,.0f} ms (p50 of {len(hits)} requests): "
+        "the time passes outside the server",
+        (requests[0].begin, requests[-1].closed),
+        requests,
+        sum(client - server for client, server, _ in hits) * NS_PER_MS,
+        events(
+            "client less server",
+            "ms",
+            ((request.begin, client - server) for client, server, request in hits),
+        ),
+    )
 
 
-def unattributed(case: Case) -> Sequence[Said]:
-    """Time before the first token that no stage covers: said, never given to a neighbour."""
-    evidence = case.evidence
-    hits: list[tuple[int, int, Asked]] = []
+@rule()
+def unattributed(case: Case) -> Results:
+    """Time before the first token that no stage covers: reported, never given to a neighbour."""
+    hits: list[tuple[int, int]] = []
     known = 0
-    for request in evidence.requests:
+    for request in case.evidence.requests:
         if request.received is None or not request.streamed or request.handed_out is None:
             continue
         known += 1
         whole = request.handed_out - request.received
         bare = uncovered(_covered(request), request.received, request.handed_out)
         if bare >= max(limit.UNATTRIBUTED_MS * NS_PER_MS, limit.UNATTRIBUTED_SHARE * whole):
-            hits.append((bare, whole, request))
+            hits.append((bare, whole))
     if len(hits) < limit.SAMPLES or len(hits) < 0.5 * known:
-        return []
-    nowhere, total = median([b for b, _, _ in hits]), median([w for _, w, _ in hits])
-    halves = _halves(evidence)
-    return [
-        CannotTell(
-            UNATTRIBUTED,
-            f"{ms(nowhere):,.0f} ms of a TTFT of {ms(total):,.0f} ms (p50 of {len(hits)} requests) "
-            "are in no "
-            "stage" + halves,
-            "with hooks in every process that the request crosses, and the client's x-request-id "
-            "passed on to each",
-            symptom=True,
-        )
-    ]
+        return
+    nowhere, total = median([bare for bare, _ in hits]), median([whole for _, whole in hits])
+    yield CannotTell(
+        "unattributed",
+        f"{ms(nowhere):,.0f} ms of a TTFT of {ms(total):,.0f} ms (p50 of {len(hits)} requests) "
+        f"are in no stage{_halves(case.evidence)}",
+        "with hooks in every process that the request crosses, and the client's x-request-id "
+        "passed on to each",
+        symptom=True,
+    )
 
 
-def _covered(request: Asked) -> list[tuple[int, int]]:
-    pairs = (
+def _covered(request: RequestFacts) -> Sequence[tuple[int, int]]:
+    """Return start and end of each stage before the first token, as far as they are known."""
+    stages = (
         (request.received, request.receive_end),
         (request.template_begin, request.template_end),
         (request.tokenise_begin, request.tokenise_end),
@@ -220,14 +180,14 @@ def _covered(request: Asked) -> list[tuple[int, int]]:
         (request.first_token, request.handed_out),
     )
     return [
-        (begin, end)
-        for begin, end in pairs
-        if begin is not None and end is not None and end >= begin
+        (begin, begin + length)
+        for begin, end in stages
+        if begin is not None and (length := interval(begin, end)) is not None
     ]
 
 
 def _halves(evidence: Evidence) -> str:
-    """What the engines say of requests that no front end claims, in words."""
+    """Return, in words, what the engines report of requests that no front end claims."""
     parts = []
     for engine in evidence.engines:
         alone = [

@@ -1,91 +1,70 @@
-"""Stage 9: choosing the next token costs as much as computing it (logprobs, penalties,
-grammars)."""
+"""Stage 9: choosing the next token (logprobs, penalties, grammars) costs as much as computing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
 from engine_hooks.protocol.clock import NS_PER_MS
 from engine_hooks.protocol.stages import Stage
 from tracer.analysis.diagnosis import thresholds as limit
-from tracer.analysis.diagnosis.case import Case, Said, found
-from tracer.analysis.diagnosis.finding import Exhibit
-from tracer.analysis.diagnosis.records import Asked, EngineFacts, Evidence, median, ms
-from tracer.analysis.diagnosis.spell import points, spell
-from tracer.analysis.diagnosis.steps import Flags
+from tracer.analysis.diagnosis.case import Case, Cause, Results, rule
+from tracer.analysis.diagnosis.figures import median, ms, percent, series, stretched, window_of
+from tracer.analysis.diagnosis.records import EngineFacts, RequestFacts
+from tracer.analysis.diagnosis.steps import Ints
 
-SAMPLER = "sampler"
-
-
-def sampler(case: Case) -> Sequence[Said]:
-    """Steps of which sampling takes a large part."""
-    return [said for engine in case.evidence.engines for said in _at(case.evidence, engine)]
+SAMPLER: Final = Cause(
+    "sampler", Stage.SAMPLE, 0.9, "logprobs, penalties, grammars and logits processors in use"
+)
 
 
-def _at(evidence: Evidence, engine: EngineFacts) -> Sequence[Said]:
+@rule(SAMPLER, each_engine=True)
+def sampler(case: Case, engine: EngineFacts) -> Results:
+    """Sampling takes a large part of the steps."""
     table = engine.steps
     known = np.flatnonzero(table.sampling >= 0)
-    if len(known) < limit.STEPS:
-        return []
-    work, whole = (
-        table.sampling[known].astype(float),
-        np.maximum(table.duration[known], 1).astype(float),
-    )
-    slow: Flags = (work >= limit.SAMPLER_MS * NS_PER_MS) & (work >= limit.SAMPLER_SHARE * whole)
-    stretch = spell(slow, share=0.3)
-    if stretch is None or stretch.hits < limit.STEPS:
-        return []
-    inside = np.arange(stretch.first, stretch.last + 1)
-    hit = inside[slow[inside]]
+    work = table.sampling[known].astype(float)
+    whole = np.maximum(table.duration[known], 1).astype(float)
+    slow = (work >= limit.SAMPLER_MS * NS_PER_MS) & (work >= limit.SAMPLER_SHARE * whole)
+    window = window_of(slow, limit.STEPS, share=0.3)
+    if window is None:
+        return
+    hit = window.hit
     usual = median(work[~slow]) if int((~slow).sum()) >= limit.SAMPLES else 0.0
     excess = work[hit] - usual
-    begin, end = int(table.begin[known[stretch.first]]), int(table.end[known[stretch.last]])
-    touched = [
-        r for r in engine.requests if len(r.tokens) and r.tokens[0] <= end and r.tokens[-1] >= begin
-    ]
-    asked = [r for r in touched if r.logprobs]
-    culprits = _always_there(engine, touched, known[hit], known[np.flatnonzero(~slow)])
-    total = float(whole[hit].sum())
-    return [
-        found(
-            evidence,
-            SAMPLER,
-            Stage.SAMPLE,
-            f"sampling takes {ms(median(work[hit])):,.1f} ms of {ms(median(whole[hit])):,.1f} ms "
-            "(p50) in "
-            f"{len(hit):,} steps, {float(excess.sum()) / total:.0%} of their time"
-            + (f"; {len(asked)} of {len(touched)} requests asked for logprobs" if asked else "")
-            + (f"; only while {culprits[0].name} is in the batch" if len(culprits) == 1 else ""),
-            check="logprobs, penalties, grammars and logits processors of these requests",
-            lost_ns=float((excess * table.sizes[known[hit]]).sum()),
-            start=begin,
-            end=end,
-            confidence=0.9,
-            affected=touched,
-            culprit=culprits[0] if len(culprits) == 1 and len(touched) > 1 else None,
-            engine=engine,
-            exhibits=[
-                Exhibit("sampling", "ms a step", points(table.begin[known], work / NS_PER_MS)),
-                Exhibit("step", "ms", points(table.begin[known], whole / NS_PER_MS)),
-            ],
-            slowdown=total / max(total - float(excess.sum()), total / 100),
-        )
-    ]
+    lost, total = float(excess.sum()), float(whole[hit].sum())
+    begin, end = table.window(known[window.first], known[window.last])
+    touched = engine.decoding(begin, end)
+    logprobs = sum(request.logprobs for request in touched)
+    culprits = _always_there(engine, touched, known[hit], known[~slow])
+    only = culprits[0] if len(culprits) == 1 else None
+    yield SAMPLER.finding(
+        f"sampling takes {ms(median(work[hit])):,.1f} ms of {ms(median(whole[hit])):,.1f} ms (p50) "
+        f"in {len(hit):,} steps, {percent(lost / total)} of their time"
+        + (f"; {logprobs} of {len(touched)} requests asked for logprobs" if logprobs else "")
+        + (f"; only while {only.name} is in the batch" if only else ""),
+        (begin, end),
+        touched,
+        float((excess * table.sizes[known[hit]]).sum()),
+        series("sampling", "ms a step", table.begin[known], work / NS_PER_MS),
+        series("step", "ms", table.begin[known], whole / NS_PER_MS),
+        culprit=only if len(touched) > 1 else None,
+        slowdown=stretched(total, lost, 100),
+    )
 
 
 def _always_there(
-    engine: EngineFacts, touched: Sequence[Asked], slow: np.ndarray, fast: np.ndarray
-) -> list[Asked]:
-    """Requests that were in (nearly) all slow steps and in (nearly) no fast one."""
+    engine: EngineFacts, touched: Sequence[RequestFacts], slow: Ints, fast: Ints
+) -> list[RequestFacts]:
+    """Return the requests that were in (nearly) all slow steps and in (nearly) no fast one."""
     if len(fast) < limit.STEPS:
         return []
-    times = engine.steps.tokens_at
-    slow_times, fast_times = times[slow], times[fast]
+    slow_times, fast_times = engine.steps.tokens_at[slow], engine.steps.tokens_at[fast]
     out = []
     for request in touched:
-        begin, end = int(request.tokens[0]), int(request.tokens[-1])
+        begin, end = request.tokens[0], request.tokens[-1]
         inside = np.mean((slow_times >= begin) & (slow_times <= end))
         outside = np.mean((fast_times > begin) & (fast_times <= end))
         if inside >= 0.97 and outside <= 0.03:

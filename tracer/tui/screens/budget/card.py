@@ -1,15 +1,18 @@
-"""What follows from a budget: its figures as a card or a line, and the sentence that says what
-binds."""
+"""The result of a budget: what it is about, its figures as a card or a line, what binds, and its
+assumptions."""
 
 from __future__ import annotations
 
 import math
 
+from rich.style import Style
+
 from engine_hooks.protocol.stages import STAGES, Group, Stage
 from tracer.analysis.budget.budget import Budget, sentence
-from tracer.tui.screens.budget.desk import group_shares, tokens_per_s
-from tracer.tui.toolkit import figures
-from tracer.tui.toolkit.canvas import Canvas, Line, Row, blank
+from tracer.format import figures
+from tracer.format.text import cell_width
+from tracer.tui.screens.budget.model import tokens_per_s
+from tracer.tui.toolkit.canvas import Canvas, Line, Row, blank, label
 from tracer.tui.toolkit.panel import Panel
 from tracer.tui.toolkit.theme import Look
 from tracer.tui.toolkit.words import paragraph
@@ -26,6 +29,49 @@ _COLOURS = {
 }
 
 
+class BudgetHead(Canvas):
+    """One row: model, device and what they are taken to reach, and at the right whether the figures
+    are modelled or as traced."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__(look, id="head")
+        self.made: Budget | None = None
+        self.basis = ""
+        self.status = ""
+        self.status_style: Style = look.warn
+
+    def show(self, made: Budget, basis: str, status: str, style: Style) -> None:
+        """Draw what a budget is about; `basis`: where its shares of the device come from, if not
+        from the device."""
+        self.made, self.basis, self.status, self.status_style = made, basis, status, style
+        self.repaint()
+
+    def paint(self, width: int, height: int) -> list[Row]:
+        look, made = self.look, self.made
+        line = Line(width).add(" ", look.text)
+        if made is None:
+            return [line.end(look.text)]
+        room = max(0, width - len(self.status) - 3)
+        tuned = made.efficiency
+        count = f" {look.glyphs.times} {made.tp}" if made.tp > 1 else ""
+        host = f", host {tuned.host_ms:.2g} ms" if tuned.host_ms else ""
+        parts = [
+            f"{made.model.name} {made.model.weight_dtype}",
+            made.device.title + count,
+            f"MFU {100 * tuned.mfu:.0f} %, MBU {100 * tuned.mbu:.0f} %{host}",
+            f"{tuned.roofline.value}, {made.counting.value}",
+            self.basis,
+        ]
+        for index, part in enumerate(filter(None, parts)):
+            if line.used + cell_width(label(part)) + 3 > room:
+                continue
+            if index:
+                line.add(f" {look.glyphs.dot} ", look.faint)
+            line.add_text(part, look.text if index else look.accent)
+        line.fill_to(width - len(self.status) - 1, look.text)
+        return [line.add(self.status, self.status_style).end(look.text)]
+
+
 class BudgetCard(Panel):
     """Figures in rows, and the five groups as one bar."""
 
@@ -36,12 +82,11 @@ class BudgetCard(Panel):
         self.made: Budget | None = None
 
     def show(self, made: Budget) -> None:
-        """Draw a budget."""
         self.made = made
         self.repaint()
 
     def title(self) -> str:
-        return "what follows"
+        return "result"
 
     def body(self, width: int, height: int) -> list[Row]:
         made, look = self.made, self.look
@@ -49,27 +94,25 @@ class BudgetCard(Panel):
             return []
         rows: list[Row] = []
         for name, value, more in _figures(made):
-            line = Line(width).put(name.ljust(9), look.dim).put(value, look.bold)
+            line = Line(width).add(name.ljust(9), look.dim).add(value, look.bold)
             for part in more:  # what has no room is left out, not cut
                 if len(part) + 2 <= line.room:
-                    line.put(f"  {part}", look.dim)
+                    line.add(f"  {part}", look.dim)
             rows.append(line.end(look.text))
         if height > len(rows):
             rows.append(self._groups(width, made))
         return rows[:height]
 
     def _groups(self, width: int, made: Budget) -> Row:
-        """The whole request as one bar."""
+        """Return the whole request as one bar."""
         look = self.look
-        shares = group_shares(made, [stages for _, stages in GROUPS])
+        shares = [sum(made.stage(stage).share for stage in stages) for _, stages in GROUPS]
         total = sum(shares) or 1.0
         line, done = Line(width), 0.0
         for (group, _), share in zip(GROUPS, shares, strict=True):
             done += share
-            until = round(done / total * width)
-            line.put(
-                look.fill(_COLOURS[group]) * max(0, until - line.used), look.stage(_COLOURS[group])
-            )
+            stage, until = _COLOURS[group], round(done / total * width)
+            line.add(look.fill(stage) * max(0, until - line.used), look.stage(stage))
         return line.end(look.text)
 
 
@@ -78,31 +121,25 @@ class BudgetLine(Canvas):
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, id="figures-line")
-        self.add_class("tile")
         self.made: Budget | None = None
 
     def show(self, made: Budget) -> None:
-        """Draw a budget."""
         self.made = made
         self.repaint()
 
     def paint(self, width: int, height: int) -> list[Row]:
-        """The row."""
         look = self.look
-        line = Line(width).put(" ", look.text)
-        for index, (name, value, _) in enumerate(
-            _figures(self.made) if self.made is not None else ()
-        ):
+        line = Line(width).add(" ", look.text)
+        for name, value, _ in _figures(self.made) if self.made is not None else ():
             if line.room < len(name) + len(value) + 3:
                 break
-            line.put("   " if index else "", look.text).put(name + " ", look.dim).put(
-                value, look.bold
-            )
+            line.add("   " if line.used > 1 else "", look.text)
+            line.add(name + " ", look.dim).add(value, look.bold)
         return [line.end(look.text)]
 
 
 class BudgetNotes(Panel):
-    """What a budget takes for granted."""
+    """The assumptions of a budget, after what a fit found if there is one."""
 
     pad = 1
 
@@ -111,73 +148,64 @@ class BudgetNotes(Panel):
         self.made: Budget | None = None
         self.finding = ""
 
-    def show(self, made: Budget, finding: str = "") -> None:
-        """Draw a budget's assumptions, after what a fit found if there is one."""
+    def show(self, made: Budget, finding: str) -> None:
         self.made, self.finding = made, finding
         self.repaint()
 
     def title(self) -> str:
-        return "what this takes for granted"
+        return "assumptions"
 
     def body(self, width: int, height: int) -> list[Row]:
         look = self.look
         rows: list[Row] = []
         found = (self.finding,) if self.finding else ()
-        for said in found + (self.made.assumptions if self.made is not None else ()):
-            for index, text in enumerate(paragraph(said, width - 2, look)):
-                line = Line(width).put("  " if index else f"{look.glyphs.dot} ", look.faint)
-                rows.append(line.put_text(text, look.dim).end(look.text))
+        for text in found + (self.made.assumptions if self.made is not None else ()):
+            for index, piece in enumerate(paragraph(text, width - 2, look)):
+                line = Line(width).add("  " if index else f"{look.glyphs.dot} ", look.faint)
+                rows.append(line.add_text(piece, look.dim).end(look.text))
         return rows[:height]
 
 
 class Sentence(Canvas):
-    """Words that wrap."""
+    """Words that wrap: what binds, or what is wrong."""
 
-    def __init__(self, look: Look, *, id: str = "sentence") -> None:
-        super().__init__(look, id=id)
-        self.add_class("tile")
+    def __init__(self, look: Look) -> None:
+        super().__init__(look, id="sentence")
         self.text = ""
-        self.bad = False
+        self.wrong = False
 
-    def show(self, made: Budget | None, trouble: str = "") -> None:
-        """Draw what binds, or what is wrong."""
-        self.text, self.bad = (
-            (sentence(made) if made is not None and not trouble else trouble),
-            bool(trouble),
-        )
+    def show(self, made: Budget | None, trouble: str) -> None:
+        self.wrong = made is None
+        self.text = trouble if made is None else sentence(made)
         self.repaint()
 
     def paint(self, width: int, height: int) -> list[Row]:
-        """The rows."""
         look = self.look
-        style = look.warn if self.bad else look.text
-        lines = paragraph(self.text, width - 2, look)[:height]
-        rows: list[Row] = [
-            Line(width).put(" ", look.text).put_text(line, style).end(look.text) for line in lines
-        ]
-        return rows or [blank(width, look.text)]
+        style = look.warn if self.wrong else look.text
+        return [
+            Line(width).add(" ", look.text).add_text(line, style).end(look.text)
+            for line in paragraph(self.text, width - 2, look)[:height]
+        ] or [blank(width, look.text)]
 
 
 def _figures(made: Budget) -> list[tuple[str, str, tuple[str, ...]]]:
-    """(name, figure, what else there is to say about it)."""
+    """Return (name, figure, details) of each figure."""
     ms = figures.milliseconds
     fits = made.capacity
     rate = tokens_per_s(made)
-    here = (
-        "never, with this context"
-        if made.ridge_batch_here is None
-        else f"{made.ridge_batch_here:,.0f} here"
+    here = made.ridge_batch_here
+    held = made.workload.prompt + made.workload.output
+    more: tuple[str, ...] = (
+        "like this one",
+        f"{fits.users_worst_case:,} at {fits.longest:,} tokens",
     )
-    held = -(-(made.workload.prompt + made.workload.output) // fits.block_size)
-    kept = made.model.kv_bytes(float(made.workload.prompt + made.workload.output))
-    more: tuple[str, ...]
+    users = "any"
     if not fits.fits:
-        users, more = "none", ("no room beside weights",)
+        users, more = "none", ("no room beside the weights",)
     elif math.isfinite(fits.users_observed):
         users = f"{fits.users_observed:,.0f}"
-        more = ("like this one", f"{fits.users_worst_case:,} of {fits.longest:,}")
     else:
-        users, more = "any", ("no cache that grows",)
+        more = ("no cache that grows",)
     return [
         ("TTFT", f"{ms(made.ttft_ms)} ms", ()),
         (
@@ -187,11 +215,18 @@ def _figures(made: Budget) -> list[tuple[str, str, tuple[str, ...]]]:
             + (f"{ms(made.itl_first_ms)} to {ms(made.itl_last_ms)}",),
         ),
         ("total", f"{ms(made.total_ms)} ms", (f"{made.steps:,} steps",)),
-        ("ridge", f"{made.ridge_batch:,.0f}", ("sequences", here)),
+        (
+            "ridge",
+            f"batch {made.ridge_batch:,.0f}",
+            ("at this context never" if here is None else f"at this context {here:,.0f}",),
+        ),
         (
             "KV",
-            figures.size(float(kept)),
-            (f"{held:,} blocks", f"a step reads {figures.size(made.step_kv_bytes)}"),
+            figures.size(float(made.model.kv_bytes(float(held)))),
+            (
+                f"{-(-held // fits.block_size):,} blocks",
+                f"{figures.size(made.step_kv_bytes)} read a step",
+            ),
         ),
-        ("users", users, more),
+        ("fits", users, more),
     ]

@@ -1,5 +1,4 @@
-"""How long a step takes by how many sequences are in it: flat while the weights are read, rising
-past the ridge."""
+"""Decode step time by batch size: flat while the weights are read, rising past the ridge."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from rich.style import Style
 from engine_hooks.protocol.stages import Stage
 from tracer.analysis.budget.budget import Budget
 from tracer.analysis.model.costs import Costs
-from tracer.tui.toolkit import figures
+from tracer.format import figures
 from tracer.tui.toolkit.canvas import Line, Row
 from tracer.tui.toolkit.history import nice_top, plot
 from tracer.tui.toolkit.panel import Panel
@@ -34,87 +33,71 @@ class RidgeChart(Panel):
         self.made: Budget | None = None
 
     def show(self, made: Budget) -> None:
-        """Draw the step of a budget for all batches."""
         self.made = made
         self.repaint()
 
     def title(self) -> str:
-        return "a decode step by batch"
+        return "decode step by batch"
 
     def note(self) -> list[Segment]:
-        made, look = self.made, self.look
-        if made is None:
+        if self.made is None:
             return []
-        return [Segment(f"others hold {figures.count(self._held(made))} tokens each", look.dim)]
-
-    @staticmethod
-    def _held(made: Budget) -> int:
-        """Tokens of each other sequence: those that were said, or as many as this one has."""
-        workload = made.workload
-        return workload.context if workload.batch > 1 else workload.prompt
+        text = f"others' context {figures.count(_context(self.made))} tokens"
+        return [Segment(text, self.look.dim)]
 
     def body(self, width: int, height: int) -> list[Row]:
         made, look = self.made, self.look
         cells, rows = width - _LABELS, height - 1
         if made is None or cells < 12 or rows < 2:
             return []
-        largest = max(
-            LARGEST, 2 * made.workload.batch, math.ceil(min(made.ridge_batch, 100_000.0) * 1.5)
-        )
+        ridge = math.ceil(min(made.ridge_batch, 100_000.0) * 1.5)
+        largest = max(LARGEST, 2 * made.workload.batch, ridge)
         costs = Costs(
             made.model, made.device, made.efficiency, made.counting, made.tp, made.ignore_kv
         )
-        batches = [largest ** (column / (cells - 1)) for column in range(cells)]
-        own, others = float(made.workload.prompt), float(self._held(made))
+        own, others = float(made.workload.prompt), float(_context(made))
         times = [
             float(costs.decode_step(own, batch, others).ms) + float(costs.host_ms(batch))
-            for batch in batches
+            for batch in (largest ** (column / (cells - 1)) for column in range(cells))
         ]
         top = nice_top(max(times))
         drawn: list[Row] = []
         colour = look.stage(Stage.DECODE)
-        here = self._column(made.workload.batch, largest, cells)
-        ridge = made.ridge_batch_here
-        edge = (
-            self._column(ridge, largest, cells)
-            if ridge is not None and 1 <= ridge <= largest
-            else cells
-        )
+        here = _column(made.workload.batch, largest, cells)
+        scale = {0: f"{figures.milliseconds(top)} ms", rows - 1: "0"}
         for number, text in enumerate(plot(times, look.glyphs.rises, rows, top)):
-            scale = (
-                f"{figures.milliseconds(top)} ms"
-                if number == 0
-                else "0"
-                if number == rows - 1
-                else ""
-            )
-            line = Line(width).put(scale.rjust(_LABELS - 1) + " ", look.dim)
-            line.put(text[:here], colour).put(text[here : here + 1], look.bold).put(
-                text[here + 1 :], colour
-            )
-            drawn.append(line.end(look.text))
-        drawn.append(self._foot(width, here, edge, cells, made, largest))
+            line = Line(width).add(scale.get(number, "").rjust(_LABELS - 1) + " ", look.dim)
+            line.add(text[:here], colour).add(text[here : here + 1], look.bold)
+            drawn.append(line.add(text[here + 1 :], colour).end(look.text))
+        drawn.append(self._axis(width, cells, made, largest))
         return drawn
 
-    @staticmethod
-    def _column(batch: float, largest: int, cells: int) -> int:
-        return round(math.log(max(1.0, batch)) / math.log(largest) * (cells - 1))
-
-    def _foot(
-        self, width: int, here: int, edge: int, cells: int, made: Budget, largest: int
-    ) -> Row:
-        """The axis: 1, the present batch, the ridge, the largest."""
+    def _axis(self, width: int, cells: int, made: Budget, largest: int) -> Row:
+        """Return the marks: the present batch, the ridge, the largest, 1."""
         look, glyphs = self.look, self.look.glyphs
-        marks = [(0, "1", look.dim), (cells - len(str(largest)), str(largest), look.dim)]
-        if edge < cells:
-            marks.append((edge, f"{glyphs.tick}ridge {made.ridge_batch_here:,.0f}", look.warn))
-        marks.append((here, f"{glyphs.up}{made.workload.batch:,}", look.bold))
+        here = _column(made.workload.batch, largest, cells)
+        marks = [(here, f"{glyphs.up}{made.workload.batch:,}", look.bold)]
+        ridge = made.ridge_batch_here
+        if ridge is not None and 1 <= ridge <= largest:
+            text = f"{glyphs.tick}compute-bound from {ridge:,.0f}"
+            marks.append((_column(ridge, largest, cells), text, look.warn))
+        marks.append((cells - len(str(largest)), str(largest), look.dim))
+        marks.append((0, "1", look.dim))
         taken: list[tuple[int, str, Style]] = []
-        for at, text, style in reversed(marks):  # the present batch first: it must be seen
+        for at, text, style in marks:  # the present batch first: it must be seen
             at = max(0, min(at, cells - len(text)))
             if all(at + len(text) < other or at > other + len(word) for other, word, _ in taken):
                 taken.append((at, text, style))
         line = Line(width)
         for at, text, style in sorted(taken, key=lambda mark: mark[0]):
-            line.fill_to(_LABELS + at, look.text).put(text, style)
+            line.fill_to(_LABELS + at, look.text).add(text, style)
         return line.end(look.text)
+
+
+def _context(made: Budget) -> int:
+    """Return the tokens of each other sequence: those set, or as many as this one has."""
+    return made.workload.context if made.workload.batch > 1 else made.workload.prompt
+
+
+def _column(batch: float, largest: int, cells: int) -> int:
+    return round(math.log(max(1.0, batch)) / math.log(largest) * (cells - 1))

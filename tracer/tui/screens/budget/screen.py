@@ -1,11 +1,10 @@
-"""The Budget screen: sliders, and what the twelve stages of such a request must take."""
+"""The Budget screen: sliders, and the times of the twelve stages that follow from them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from rich.style import Style
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
@@ -17,9 +16,8 @@ from tracer.state.view import RequestDetail, Snapshot
 from tracer.tui.listing import Query
 from tracer.tui.screens.base import FrameScreen, column
 from tracer.tui.screens.budget.bars import BudgetBars
-from tracer.tui.screens.budget.card import BudgetCard, BudgetLine, BudgetNotes, Sentence
-from tracer.tui.screens.budget.desk import WORKLOADS, Desk
-from tracer.tui.screens.budget.head import BudgetHead
+from tracer.tui.screens.budget.card import BudgetCard, BudgetHead, BudgetLine, BudgetNotes, Sentence
+from tracer.tui.screens.budget.model import BudgetModel
 from tracer.tui.screens.budget.ridge_chart import RidgeChart
 from tracer.tui.screens.budget.sliders import Sliders
 from tracer.tui.screens.context_strip import engines_of
@@ -32,37 +30,37 @@ CARD_FROM = 76
 """Columns from which the figures stand in a card beside the sliders."""
 CHART_FROM = 6
 """Rows below the bars from which the chart of batches has room."""
-LOOKED_THROUGH = 50
-"""Newest requests among which one that is over is looked for."""
+SEARCHED = 50
+"""Newest requests among which one that has ended is searched."""
 
 
 class BudgetScreen(FrameScreen):
-    """See the module. It starts from the traced engine and the request chosen on the Live screen,
-    where enough is known of them; what was measured then stays beside what is modelled."""
+    """Sliders that start from the traced engine and the request chosen on the Live screen, where
+    enough is known of them; measured times then stand beside the modelled ones."""
 
     NAME = "Budget"
     AUTO_FOCUS = "#sliders"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", "back", show=False),
-        Binding("up", "row(-1)", "the slider above", show=False),
-        Binding("down", "row(1)", "the slider below", show=False),
+        Binding("up", "row(-1)", "previous slider", show=False),
+        Binding("down", "row(1)", "next slider", show=False),
         Binding("left", "move(-1)", "less", show=False),
         Binding("right", "move(1)", "more", show=False),
-        Binding("shift+left", "nudge(-1)", "one less", show=False),
-        Binding("shift+right", "nudge(1)", "one more", show=False),
+        Binding("shift+left", "nudge(-1)", "less by one", show=False),
+        Binding("shift+right", "nudge(1)", "more by one", show=False),
         Binding("pagedown", "move(-6)", "much less", show=False),
         Binding("pageup", "move(6)", "much more", show=False),
-        Binding("home", "edge(0)", "the least", show=False),
-        Binding("end", "edge(1)", "the most", show=False),
-        Binding("p", "load(1)", "next load", show=False),
-        Binding("P", "load(-1)", "load before", show=False),
+        Binding("home", "edge(0)", "minimum", show=False),
+        Binding("end", "edge(1)", "maximum", show=False),
+        Binding("p", "load(1)", "next workload", show=False),
+        Binding("P", "load(-1)", "previous workload", show=False),
         Binding("o", "model(1)", "next model", show=False),
-        Binding("O", "model(-1)", "model before", show=False),
+        Binding("O", "model(-1)", "previous model", show=False),
         Binding("d", "device(1)", "next device", show=False),
-        Binding("D", "device(-1)", "device before", show=False),
-        Binding("y", "roofline", "how arithmetic and memory add up", show=False),
-        Binding("x", "scale", "elastic, linear or first-token axis", show=False),
-        Binding("a", "traced", "as the traced engine and request", show=False),
+        Binding("D", "device(-1)", "previous device", show=False),
+        Binding("y", "roofline", "how arithmetic and memory times combine", show=False),
+        Binding("x", "scale", "axis: elastic, linear or first token", show=False),
+        Binding("a", "traced", "back to the traced engine and request", show=False),
     ]
 
     def __init__(self, look: Look) -> None:
@@ -79,27 +77,19 @@ class BudgetScreen(FrameScreen):
         self._tried = False
 
     def compose(self) -> ComposeResult:
-        """All parts; `tiles` decides which of them are seen."""
-        yield self.head
-        yield self.sentence
-        yield self.sliders
-        yield self.card
-        yield self.figures
-        yield self.bars
-        yield self.notes
-        yield self.chart
-        yield self.key_bar
+        yield from (self.head, self.sentence, self.sliders, self.card, self.figures)
+        yield from (self.bars, self.notes, self.chart, self.key_bar)
 
     @property
-    def desk(self) -> Desk:
+    def model(self) -> BudgetModel:
         """The setting, which outlives the screen."""
-        return self.tracer.desk
+        return self.tracer.budget_model
 
     # --- layout
 
     def tiles(self, size: Size) -> Mapping[Widget, Region]:
-        """Head, sliders with the figures beside them, bars; on low screens the figures in one
-        row."""
+        """Place sliders with the figures beside them, bars, chart and assumptions; on narrow
+        screens the figures have one row."""
         width, height = size
         self.sliders.with_choices(height >= CHOICES_FROM)
         head, keys = 1 if height >= 2 else 0, 1 if height >= 5 else 0
@@ -144,15 +134,15 @@ class BudgetScreen(FrameScreen):
     # --- drawing
 
     def draw(self) -> None:
-        """One frame: nothing is drawn again unless the setting has changed."""
+        """Draw a frame, if the setting has changed."""
         if not self.is_mounted or not self.bars.is_mounted:
             return
-        app, desk = self.tracer, self.desk
-        if not self._tried and not desk.set_by_hand:
-            self._tried = self._take_over()
-        status, style = self._status()
+        app, model = self.tracer, self.model
+        if not self._tried and not model.set_by_hand and model.traced is None:
+            self._tried = self._adopt()
+        status = "modelled as traced" if model.as_traced else "modelled"
         drawn = (
-            desk.version,
+            model.version,
             self.size,
             self.bars.scale,
             self.sliders.row,
@@ -162,143 +152,119 @@ class BudgetScreen(FrameScreen):
         )
         if drawn != self._drawn:
             self._drawn = drawn
-            self._show(desk, status, style)
+            self._show(model, status)
         self.frame += 1
 
-    def _status(self) -> tuple[str, Style]:
-        """Nothing on this screen is measured but what says so."""
-        return "modelled as traced" if self.desk.as_traced else "modelled", self.look.warn
-
-    def _show(self, desk: Desk, status: str, style: Style) -> None:
+    def _show(self, model: BudgetModel, status: str) -> None:
         made: Budget | None = None
         trouble = ""
         try:
-            made = desk.budget
+            made = model.budget
         except AnalysisError as error:
             trouble = str(error)
         self.sentence.show(made, trouble)
-        self.sliders.show(desk)
+        self.sliders.show(model)
         if made is not None:
-            self.head.show(made, desk.basis, status, style)
+            self.head.show(made, model.basis, status, self.look.warn)
             self.card.show(made)
             self.figures.show(made)
-            self.bars.show(made, desk.traced[1] if desk.traced else None)
-            self.notes.show(made, desk.finding)
+            self.bars.show(made, model.traced[1] if model.traced else None)
+            self.notes.show(made, model.finding)
             if self.chart.is_on_screen:
                 self.chart.show(made)
         self.key_bar.show(self.keys(), self.tracer.note, news=self.tracer.note_is_news)
 
     def redraw(self) -> None:
-        """Draw everything now."""
         self._drawn = None
         self.draw()
 
     def keys(self) -> Sequence[Key]:
-        """Keys of the last line."""
-        arrows = "←→" if self.look.glyphs is not ASCII else "</>"
-        traced = (
-            [Key("a", "as traced", "traced", self.desk.as_traced)]
-            if self.desk.traced is not None
-            else []
-        )
-        return [
+        model = self.model
+        keys = [
             Key("?", "help", "app.help"),
             Key("Esc", "back", "leave"),
-            Key(arrows, "move", "move(1)"),
-            Key("p", "load", "load(1)", bool(self.desk.preset)),
+            Key("</>" if self.look.glyphs is ASCII else "←→", "move", "move(1)"),
+            Key("p", "workload", "load(1)", bool(model.preset)),
             Key("o", "model", "model(1)"),
             Key("d", "device", "device(1)"),
-            *traced,
             Key("x", f"axis {self.bars.scale.value}", "scale"),
             Key("y", "roofline", "roofline"),
             Key("7", "journey", "app.tab(7)"),
             Key("q", "quit", "app.quit"),
         ]
+        if model.traced is not None:
+            keys.insert(6, Key("a", "as traced", "traced", model.as_traced))
+        return keys
 
     # --- the traced engine
 
-    def _take_over(self) -> bool:
-        """Start from what is traced; whether there was an engine to look at."""
-        snapshot = self.tracer.lens.snapshot(Query(limit=LOOKED_THROUGH))
+    def _adopt(self) -> bool:
+        """Start from the traced engine; return False if none has said what it is."""
+        snapshot = self.tracer.frozen.snapshot(Query(limit=SEARCHED))
         engines = [engine for engine in engines_of(snapshot) if engine.name]
         if not engines:
             return False
         detail = self._chosen(snapshot)
         source = detail.view.source if detail is not None else ""
         engine = next((each for each in engines if each.source == source), engines[0])
-        if not self.desk.take(engine, detail, self.tracer.beside):
+        if not self.model.adopt(engine, detail, self.tracer.beside):
             self.tracer.note = self.tracer.beside.basis(engine).text
         return True
 
     def _chosen(self, snapshot: Snapshot) -> RequestDetail | None:
-        """The request chosen on the Live screen, else the newest one that is over."""
-        lens, chosen = self.tracer.lens, self.tracer.live.listing.chosen_id
-        detail = lens.detail(chosen) if chosen is not None else None
+        """Return the request chosen on the Live screen, else the newest one that has ended."""
+        frozen, chosen = self.tracer.frozen, self.tracer.live.listing.chosen_id
+        detail = frozen.detail(chosen) if chosen is not None else None
         if detail is not None and detail.view.prompt_tokens:
             return detail
-        over = (
-            view for view in snapshot.requests if view.closed is not None and view.output_tokens > 0
-        )
-        found = next(over, None)
-        return lens.detail(found.id) if found is not None else None
+        for view in snapshot.requests:
+            if view.closed is not None and view.output_tokens > 0:
+                return frozen.detail(view.id)
+        return None
 
     # --- what the user does
 
-    def on_sliders_changed(self, message: Sliders.Changed) -> None:
-        """The mouse or a key moved one."""
+    def on_sliders_changed(self) -> None:
         self.draw()
 
     def action_leave(self) -> None:
-        """Back to the list."""
         self.tracer.action_tab(1)
 
     def action_row(self, rows: int) -> None:
-        """Another slider."""
         self.sliders.select(self.sliders.row + rows)
 
     def action_move(self, steps: int) -> None:
-        """Move it."""
         self.sliders.move(steps)
 
     def action_nudge(self, by: int) -> None:
-        """Move it by one."""
         self.sliders.nudge(by)
 
     def action_edge(self, end: int) -> None:
-        """To its begin or end."""
-        self.sliders.to_end(float(end))
+        self.sliders.place(self.sliders.dial, end)
 
     def action_load(self, steps: int) -> None:
-        """The next load that has a name."""
-        names = [name for name, _ in WORKLOADS]
-        at = names.index(self.desk.preset) if self.desk.preset else -1 if steps > 0 else 0
-        self.desk.load(WORKLOADS[(at + steps) % len(names)][1])
+        self.model.next_workload(steps)
         self.draw()
 
     def action_model(self, steps: int) -> None:
-        """The next model that is known by name."""
-        self.desk.next_model(steps)
+        self.model.next_model(steps)
         self.draw()
 
     def action_device(self, steps: int) -> None:
-        """The next device."""
-        self.desk.next_device(steps)
+        self.model.next_device(steps)
         self.draw()
 
     def action_roofline(self) -> None:
-        """Another way to add up arithmetic and memory."""
-        self.desk.next_roofline()
+        self.model.next_roofline()
         self.draw()
 
     def action_scale(self) -> None:
-        """The next scale of the axis."""
         self.bars.scale = self.bars.scale.next
         self.draw()
 
     def action_traced(self) -> None:
-        """Back to what is traced."""
-        if not self._take_over():
-            self.tracer.say("no engine is traced here")
-        elif self.desk.traced is None:
-            self.tracer.say(self.tracer.note or "not enough is known of the traced engine")
+        if not self._adopt():
+            self.tracer.report("no engine is traced")
+        elif self.model.traced is None:
+            self.tracer.report(self.tracer.note or "too little is known of the traced engine")
         self.redraw()

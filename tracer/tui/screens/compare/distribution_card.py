@@ -1,25 +1,27 @@
-"""How one row is spread on each side: a histogram, a line for each stretch of milliseconds, both
-sides beside it."""
+"""The distribution of one row: a histogram with both sides beside each other."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 from rich.segment import Segment
-from rich.style import Style
 
 from tracer.analysis.compare import Trace
 from tracer.analysis.compare.result import STATISTICS, Comparison, Pair
 from tracer.analysis.compare.rows import Row
 from tracer.analysis.compare.samples import Floats, Ints, bin_ms
 from tracer.export.compare_text import NAMES, ms, noise_cell, percent, signed, word
+from tracer.tui.screens.compare.table import word_style
 from tracer.tui.toolkit.canvas import Line
 from tracer.tui.toolkit.canvas import Row as Cells
 from tracer.tui.toolkit.panel import Panel
-from tracer.tui.toolkit.theme import ASCII, Look
+from tracer.tui.toolkit.theme import Look
 
 MOST_ROWS = 24
-LABEL = 19
-"""Cells of a stretch's bounds."""
+LABEL, SHARE = 19, 6
+"""Cells of a stretch's bounds, and of a share."""
 
 
 class DistributionCard(Panel):
@@ -30,8 +32,7 @@ class DistributionCard(Panel):
         super().__init__(look, id="distribution")
         self.row: Row | None = None
         self.data: tuple[tuple[Floats, Floats], ...] = ()
-        """For each side the values in ms and how much each counts."""
-        self.names: tuple[str, str] = ("A", "B")
+        """Values in ms of each side, and the weight of each value."""
         self.comparison: Comparison | None = None
         self.pair: Pair | None = None
 
@@ -44,132 +45,117 @@ class DistributionCard(Panel):
     ) -> None:
         """Draw the row of a pair."""
         self.row, self.comparison, self.pair = row, comparison, pair
-        if row is None or comparison is None or pair is None or len(traces) <= pair.after:
-            self.data = ()
-        else:
+        self.data = ()
+        if row is not None and comparison is not None and pair is not None:
             matched = comparison.late if row.late else comparison.early
-            self.names = (NAMES[pair.before], NAMES[pair.after])
-            self.data = tuple(
-                _values(traces[k], row, matched.members[k]) for k in (pair.before, pair.after)
-            )
+            sides = (pair.before, pair.after) if len(traces) > pair.after else ()
+            self.data = tuple(_values(traces[k], row, matched.members[k]) for k in sides)
         self.repaint()
 
     def title(self) -> str:
-        return "distribution" if self.row is None else f"{self.row.label}, how it is spread"
+        return "distribution" if self.row is None else f"{self.row.label} distribution"
 
     def note(self) -> list[Segment]:
         if not self.data or self.row is None:
             return []
-        what = "gaps" if self.row.key == "itl" else "requests"
-        counts = " / ".join(f"{counts.sum():,.0f}" for _, counts in self.data)
-        return [Segment(f"{counts} {what}", self.look.dim)]
+        unit = "gaps" if self.row.key == "itl" else "requests"
+        counts = " and ".join(f"{weights.sum():,.0f}" for _, weights in self.data)
+        return [Segment(f"{counts} {unit}", self.look.dim)]
 
     def body(self, width: int, height: int) -> list[Cells]:
-        """The statistics, then a heading and a line for each stretch."""
-        look = self.look
-        rows = self._statistics(width, height)
+        row, comparison, pair = self.row, self.comparison, self.pair
+        known = [values for values, _ in self.data if len(values)]
+        if row is None or comparison is None or pair is None or not known:
+            text = "  no values on either side"
+            return [Line(width).add(text, self.look.dim).end(self.look.text)]
+        rows: list[Cells] = []
+        if height >= 14 and width >= 56:
+            rows = self._statistics(width, row, comparison, pair)
         height -= len(rows)
-        known = [(values, counts) for values, counts in self.data if len(values)]
-        if not known:
-            return [
-                *rows,
-                Line(width).put("  nothing was measured on either side", look.dim).end(look.text),
-            ]
-        low = max(min(float(values.min()) for values, _ in known), 1e-3)
-        high = max(max(float(values.max()) for values, _ in known), low * 1.02)
+        low = max(min(float(values.min()) for values in known), 1e-3)
+        high = max(max(float(values.max()) for values in known), low * 1.02)
         lines = max(3, min(MOST_ROWS, height - 1))
         edges = np.geomspace(low, high * 1.0001, lines + 1)
         edges[0] = 0.0
         shares = [
-            np.histogram(values, edges, weights=counts)[0] / max(1e-9, float(counts.sum()))
+            np.histogram(values, edges, weights=weights)[0] / max(1e-9, float(weights.sum()))
             if len(values)
             else np.zeros(lines)
-            for values, counts in self.data
+            for values, weights in self.data
         ]
-        middles = self._middles()
-        bar = max(1, (width - LABEL - 2 * 5 - 2) // 2)
-        top = max(float(share.max()) for share in shares) or 1.0
-        head = Line(width).put("ms".rjust(LABEL - 2) + "  ", look.dim)
-        for name, middle in zip(self.names, middles, strict=True):
-            head.put(f" {name}, p50 {ms(middle)}".ljust(bar + 6)[: bar + 6], look.dim)
-        rows.append(head.end(look.dim))
         edges[0] = low
-        for place in range(lines):
+        # the p50 of the rows, in which cells have weights
+        p50 = comparison.figures[row.key]["p50"].values
+        middles = (p50[pair.before], p50[pair.after])
+        return [*rows, *self._histogram(width, row, pair, edges, shares, middles)]
+
+    def _histogram(
+        self,
+        width: int,
+        row: Row,
+        pair: Pair,
+        edges: Floats,
+        shares: Sequence[Floats],
+        middles: tuple[float | None, float | None],
+    ) -> list[Cells]:
+        """Return a heading and a line for each stretch of milliseconds."""
+        look = self.look
+        bar = max(1, (width - LABEL - 2 * (SHARE + 1) - 1) // 2)
+        top = max(float(share.max()) for share in shares) or 1.0
+        head = Line(width).add("ms".rjust(LABEL - 2) + "  ", look.dim)
+        for name, middle in zip((NAMES[pair.before], NAMES[pair.after]), middles, strict=True):
+            cells = SHARE + 1 + bar
+            head.add(f" {name}, p50 {ms(middle)}".ljust(cells)[:cells], look.dim)
+        rows: list[Cells] = [head.end(look.dim)]
+        colour = look.stage(row.stage) if row.stage is not None else look.style(look.palette.accent)
+        sides = (("▓" if look.fine else "=", look.dim), ("█" if look.fine else "#", colour))
+        for place, (start, end) in enumerate(pairwise(edges)):
             line = Line(width)
-            span = f"{ms(float(edges[place]))} to {ms(float(edges[place + 1]))}"
-            line.put(span.rjust(LABEL - 2)[: LABEL - 2] + "  ", look.dim)
-            for k, share in enumerate(shares):
-                value, middle = float(share[place]), middles[k]
+            span = f"{ms(float(start))} to {ms(float(end))}"
+            line.add(span.rjust(LABEL - 2)[: LABEL - 2] + "  ", look.dim)
+            for share, middle, (glyph, style) in zip(shares, middles, sides, strict=True):
+                value = float(share[place])
+                here = middle is not None and start <= middle < end
+                text = "" if value <= 0 else "<1 %" if value < 0.005 else f"{100 * value:.0f} %"
+                line.add(text.rjust(SHARE - 1) + " ", look.bold if here else look.dim)
                 cells = 0 if value <= 0 else max(1, round(value / top * bar))
-                here = middle is not None and edges[place] <= middle < edges[place + 1]
-                style = self._style(k)
-                text = f"{value:.0%}" if value >= 0.005 else ("<1%" if value > 0 else "")
-                line.put(text.rjust(4) + " ", look.bold if here else look.dim)
-                line.put(self._glyph(k) * cells, style).put(" " * (bar - cells), look.text).put(
-                    " ", look.text
-                )
+                line.add(glyph * cells, style).add(" " * (bar - cells + 1), look.text)
             rows.append(line.end(look.text))
         return rows
 
-    def _statistics(self, width: int, height: int) -> list[Cells]:
-        """Every statistic of both sides with its change, where there is room for that as well."""
-        look, row, comparison, pair = self.look, self.row, self.comparison, self.pair
-        if row is None or comparison is None or pair is None or height < 14 or width < 56:
-            return []
-        heads = ("", *self.names, "change", "", "noise", "")
+    def _statistics(self, width: int, row: Row, comparison: Comparison, pair: Pair) -> list[Cells]:
+        """Return every statistic of both sides with its change."""
+        look = self.look
+        heads = ("", NAMES[pair.before], NAMES[pair.after], "change", "", "noise", "")
         cells = (6, 8, 8, 8, 9, 8, 9)
         line = Line(width)
         for text, size in zip(heads, cells, strict=True):
-            line.put(text.rjust(size), look.dim)
+            line.add(text.rjust(size), look.dim)
         rows: list[Cells] = [line.end(look.dim)]
         for statistic in STATISTICS:
-            figure, change = comparison.figures[row.key][statistic], pair.change(row.key, statistic)
-            said = word(change)
-            style = look.bad if said == "slower" else look.good if said == "faster" else look.dim
-            before = figure.values[pair.before]
-            line = Line(width).put(
-                statistic.rjust(6), look.bold if statistic == comparison.percentile else look.dim
+            values = comparison.figures[row.key][statistic].values
+            change = pair.change(row.key, statistic)
+            style = word_style(look, word(change))
+            texts = (
+                (statistic, look.bold if statistic == comparison.percentile else look.dim),
+                (ms(values[pair.before]), look.text),
+                (ms(values[pair.after]), look.text),
+                ("" if change.difference is None else signed(change.difference), style),
+                (percent(change), style),
+                (noise_cell(change, values[pair.before]), look.text),
+                (word(change), style),
             )
-            line.put(ms(before).rjust(8), look.text).put(
-                ms(figure.values[pair.after]).rjust(8), look.text
-            )
-            line.put(
-                ("" if change.difference is None else signed(change.difference)).rjust(8), style
-            )
-            line.put(percent(change).rjust(9), style)
-            noise = noise_cell(change, before)
-            line.put(
-                (
-                    noise if look.glyphs is not ASCII else noise.replace("±", "~").replace("×", "x")
-                ).rjust(8),
-                look.text,
-            ).put(said.rjust(9), style)
+            line = Line(width)
+            for (text, text_style), size in zip(texts, cells, strict=True):
+                line.add(text.rjust(size), text_style)
             rows.append(line.end(look.text))
         why = pair.change(row.key, comparison.percentile).why
-        rows.append(Line(width).put_text(f"  {why}", look.dim, width).end(look.text))
+        rows.append(Line(width).add_text(f"  {why}", look.dim, width).end(look.text))
         return rows
-
-    def _middles(self) -> list[float | None]:
-        """The p50 of both sides as the rows have it, in which cells have weights."""
-        if self.row is None or self.comparison is None or self.pair is None:
-            return [None, None]
-        values = self.comparison.figures[self.row.key]["p50"].values
-        return [values[self.pair.before], values[self.pair.after]]
-
-    def _style(self, k: int) -> Style:
-        look = self.look
-        stage = self.row.stage if self.row is not None else None
-        if k:
-            return look.stage(stage) if stage is not None else look.style(look.palette.accent)
-        return look.dim
-
-    def _glyph(self, k: int) -> str:
-        look = self.look
-        return ("█" if look.fine else "#") if k else ("▓" if look.fine else "=")
 
 
 def _values(trace: Trace, row: Row, members: Ints) -> tuple[Floats, Floats]:
-    """Values of the members in ms, and how much each counts."""
+    """Return the values of the members in ms, and the weight of each."""
     if row.key == "itl":
         packed = [trace.samples.gaps[member] for member in members]
         if not packed:

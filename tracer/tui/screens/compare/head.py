@@ -1,32 +1,28 @@
-"""The first lines of the Compare screen: what is compared, what each side is about, and what came
-out."""
+"""The first lines of the Compare screen: the sides, what qualifies them, and the verdict."""
 
 from __future__ import annotations
-
-import textwrap
 
 from rich.style import Style
 
 from tracer.analysis.compare.context import Context
 from tracer.analysis.compare.result import Comparison, Pair
 from tracer.export.compare_text import NAMES, context_parts, switch
-from tracer.export.page import Page
 from tracer.format.text import cell_width
 from tracer.tui.toolkit.canvas import Canvas, Line, Row, label
-from tracer.tui.toolkit.theme import ASCII, Look
+from tracer.tui.toolkit.theme import Look
+from tracer.tui.toolkit.words import paragraph
 
-VERDICT_ROWS = 3
-"""Rows of the verdict at most."""
 ONE_ROW_FROM = 80
 """Columns from which a side and all that qualifies it have room in one row."""
+TWO_ROWS_FROM = 40
+"""Rows from which a side has a second row for details."""
 
 
 class CompareHead(Canvas):
-    """A title row, a row or two a side, the verdict, and what is unlike about the sides."""
+    """A title row, a row or two a side, the verdict, and warnings."""
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, id="compare-head")
-        self.add_class("tile")
         self.subject = ""
         self.comparison: Comparison | None = None
         self.pair: Pair | None = None
@@ -49,87 +45,57 @@ class CompareHead(Canvas):
         self.repaint()
 
     def rows(self, width: int, height: int) -> int:
-        """Rows wanted on a screen of this size."""
-        if self.comparison is None:
-            return 2
-        sides = len(self.comparison.columns) * (2 if height >= 40 or width < ONE_ROW_FROM else 1)
-        return (
-            1
-            + sides
-            + len(self._verdict(width, height))
-            + min(len(self._warnings()), self._room(height))
-        )
-
-    def _said(self, text: str) -> str:
-        """A sentence as this look can show it."""
-        return label(text) if self.look.glyphs is not ASCII else Page(1, False, False).plain(text)
-
-    @staticmethod
-    def _room(height: int) -> int:
-        return 3 if height >= 40 else 1 if height >= 22 else 0
-
-    def _verdict(self, width: int, height: int) -> list[str]:
-        text = self.waiting if self.pair is None else self.pair.verdict
-        most = VERDICT_ROWS if height >= 30 else 2 if height >= 16 else 1
-        rows = textwrap.wrap(self._said(text), max(10, width - 2), break_on_hyphens=False) or [""]
-        if len(rows) > most:
-            rows = [*rows[: most - 1], rows[most - 1] + " " + self.look.glyphs.ellipsis]
-        return rows
-
-    def _warnings(self) -> tuple[str, ...]:
-        return self.pair.warnings if self.pair is not None else ()
+        """Return the rows wanted on a screen of this size."""
+        return len(self._lines(width, height))
 
     def paint(self, width: int, height: int) -> list[Row]:
-        """The rows."""
+        return self._lines(width, self.screen.size.height)[:height]
+
+    def _lines(self, width: int, screen: int) -> list[Row]:
+        """Return all rows for a screen of so many rows."""
         look = self.look
-        status = label(self.status)
-        line = Line(width).put(" Compare ", look.accent)
+        status, subject = label(self.status), label(self.subject)
+        line = Line(width).add(" Compare ", look.accent)
         room = width - line.used - cell_width(status) - 2
-        line.put_text(self.subject, look.text, max(0, min(room, cell_width(label(self.subject)))),
-                      ellipsis=look.glyphs.ellipsis)  # fmt: skip
+        line.add_text(subject, look.text, max(0, min(room, cell_width(subject))))
         if status and line.used + cell_width(status) < width:
             line.fill_to(width - cell_width(status) - 1, look.text)
-            line.put_text(status, self.status_style)
+            line.add_text(status, self.status_style)
         rows: list[Row] = [line.end(look.text)]
-        screen = self.screen.size.height
-        if self.comparison is None:
-            rows.append(Line(width).put_text(f" {self.waiting}", look.warn, width).end(look.text))
-            return rows[:height]
-        for letter, context in zip(NAMES, self.comparison.columns, strict=False):
-            rows.extend(
-                self._side(width, letter, context, self.comparison.percentile, screen >= 40)
-            )
-        different = self.pair is not None and self.pair.differs
-        style = look.warn if different else look.bold
-        rows.extend(
-            Line(width)
-            .put(" ", look.text)
-            .put_text(text, style, min(width - 1, cell_width(text)))
-            .end(look.text)
-            for text in self._verdict(width, screen)
-        )
-        warnings = self._warnings()
-        shown = warnings[: self._room(screen)]
-        for place, warning in enumerate(shown):
-            hidden = len(warnings) - len(shown)
-            more = f" (+{hidden} more)" if hidden and place == len(shown) - 1 else ""
-            line = Line(width).put(f" {look.glyphs.warning} ", look.warn)
-            text = self._said(warning)
-            line.put_text(text, look.dim, min(cell_width(text), width - line.used - len(more) - 1),
-                          ellipsis=look.glyphs.ellipsis)  # fmt: skip
-            rows.append(line.put(more, look.dim).end(look.text))
-        return rows[:height]
+        comparison, pair = self.comparison, self.pair
+        if comparison is None or pair is None:
+            rows.append(Line(width).add_text(f" {self.waiting}", look.warn, width).end(look.text))
+            return rows
+        for letter, context in zip(NAMES, comparison.columns, strict=False):
+            rows += self._side(width, screen, letter, context, comparison.percentile)
+        style = look.warn if pair.differs else look.bold
+        verdict = paragraph(pair.verdict, max(10, width - 2), look)
+        most = 3 if screen >= 30 else 2 if screen >= 16 else 1
+        if len(verdict) > most:
+            verdict = [*verdict[: most - 1], f"{verdict[most - 1]} {look.glyphs.ellipsis}"]
+        for text in verdict:
+            line = Line(width).add(" ", look.text)
+            rows.append(line.add_text(text, style).end(look.text))
+        shown = pair.warnings[: 3 if screen >= TWO_ROWS_FROM else 1 if screen >= 22 else 0]
+        for place, warning in enumerate(shown, 1):
+            hidden = len(pair.warnings) - len(shown) if place == len(shown) else 0
+            more = f" (+{hidden} more)" if hidden else ""
+            line = Line(width).add(f" {look.glyphs.warning} ", look.warn)
+            text = label(warning)
+            line.add_text(text, look.dim, min(cell_width(text), line.room - len(more) - 1))
+            rows.append(line.add(more, look.dim).end(look.text))
+        return rows
 
     def _side(
-        self, width: int, letter: str, context: Context, percentile: str, two: bool
+        self, width: int, screen: int, letter: str, context: Context, percentile: str
     ) -> list[Row]:
-        """A side with what qualifies its figures, which is never cropped away: the name gives room
-        first, then all of it goes on a row of its own."""
+        """Return a side with what qualifies its figures, which is never cropped: the name gives
+        room first, then a row of its own follows."""
         look = self.look
         dot = f" {look.glyphs.dot} "
         parts = context_parts(context, percentile)
         name = label(context.name)
-        must = [*parts[:4]]
+        must = parts[:4]
         if cell_width(name) + len(dot.join([context.kind, *must])) + 8 > width:
             must = [
                 parts[0],
@@ -137,39 +103,24 @@ class CompareHead(Canvas):
                 percentile,
                 f"cache {switch(context.prefix_caching)}",
             ]
-        line = Line(width).put(f" {letter} ", look.accent)
+        line = Line(width).add(f" {letter} ", look.accent)
+        second = Line(width).add("   ", look.text)
         if width < ONE_ROW_FROM:
-            line.put_text(
-                name,
-                look.bold,
-                max(1, min(cell_width(name), line.room - len(context.kind) - 4)),
-                ellipsis=look.glyphs.ellipsis,
-            ).put(dot, look.faint).put(context.kind, look.text)
-            second = Line(width).put("   ", look.text)
+            cells = max(1, min(cell_width(name), line.room - len(context.kind) - 4))
+            line.add_text(name, look.bold, cells).add(dot, look.faint)
             text = dot.join(must)
             if len(text) > second.room:
                 text = " ".join(must).replace(" req/s", "/s").replace("not told", "?")
-            return [line.end(look.text), second.put(text, look.text).end(look.text)]
+            line.add(context.kind, look.text)
+            return [line.end(look.text), second.add(text, look.text).end(look.text)]
         required = dot.join([context.kind, *must])
-        given = max(6, width - line.used - len(required) - 4)
-        line.put_text(name, look.bold, min(given, cell_width(name)), ellipsis=look.glyphs.ellipsis)
-        line.put(dot, look.faint).put(required, look.text)
-        rest = [label(part) for part in parts[4:] if part]
-        if not two:
-            self._more(line, rest)
-            return [line.end(look.text)]
-        row = Line(width).put("   ", look.text)
-        self._more(row, rest, first=True)
-        return [line.end(look.text), row.end(look.text)]
-
-    def _more(self, line: Line, parts: list[str], *, first: bool = False) -> None:
-        """As many of the parts as there is room for."""
-        look = self.look
-        for part in parts:
-            cells = cell_width(part) + (0 if first else 3)
-            if cells >= line.room:
-                return
-            if not first:
-                line.put(f" {look.glyphs.dot} ", look.faint)
-            line.put_text(part, look.dim)
-            first = False
+        cells = max(6, width - line.used - len(required) - 4)
+        line.add_text(name, look.bold, min(cells, cell_width(name)))
+        line.add(dot, look.faint).add(required, look.text)
+        rows = [line, second] if screen >= TWO_ROWS_FROM else [line]
+        for part in map(label, filter(None, parts[4:])):
+            separator = "" if rows[-1].used == 3 else dot
+            if cell_width(separator + part) >= rows[-1].room:
+                break
+            rows[-1].add(separator, look.faint).add_text(part, look.dim)
+        return [row.end(look.text) for row in rows]

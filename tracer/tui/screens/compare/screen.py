@@ -1,8 +1,8 @@
-"""The Compare screen: stages and timers of two or three traces side by side, and what explains the
-difference.
+"""The Compare screen: stages and timers of two or three traces side by side, and the stage that
+explains the difference.
 
-Noise is found by resampling, which takes longer than a frame: it is worked out in a thread, at most
-every few seconds while the trace goes on, and what is seen stays until there is something newer.
+Noise is found by resampling, which takes longer than a frame: a thread does it, at most every few
+seconds while the trace goes on, and the screen shows the last result meanwhile.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tracer.tui.screens.base import FrameScreen, column
 from tracer.tui.screens.compare.distribution_card import DistributionCard
 from tracer.tui.screens.compare.head import CompareHead
 from tracer.tui.screens.compare.subjects import Subject, Subjects, read_baseline, same
+from tracer.tui.screens.compare.table import MATCHES as MATCH_NAMES
 from tracer.tui.screens.compare.table import CompareTable
 from tracer.tui.toolkit.key_bar import Key
 from tracer.tui.toolkit.line_input import LineInput, LineLabel
@@ -35,18 +36,26 @@ from tracer.tui.toolkit.theme import Look
 BESIDE_FROM = 150
 """Columns from which the distribution stands beside the rows."""
 EVERY = 50
-"""Frames between looks at a trace that goes on: five seconds."""
+"""Frames between comparisons of a trace that goes on: five seconds."""
 ROUNDS = 500
-"""Of resampling: enough for a screen."""
+"""Rounds of resampling: enough for a screen."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """What an answer is an answer to."""
+    """What to compare, and how."""
 
     traces: tuple[Trace, ...]
     percentile: str
     match: str
+
+    def same_as(self, other: _Question | None) -> bool:
+        """Return True if both have one answer."""
+        return (
+            other is not None
+            and (self.percentile, self.match) == (other.percentile, other.match)
+            and same(self.traces, other.traces)
+        )
 
 
 class CompareScreen(FrameScreen):
@@ -62,14 +71,14 @@ class CompareScreen(FrameScreen):
         Binding("pagedown", "move(8)", "page down", show=False),
         Binding("home", "move(-1000)", "to the top", show=False),
         Binding("end", "move(1000)", "to the end", show=False),
-        Binding("enter", "spread", "how the row is spread", show=False),
-        Binding("p", "percentile", "p50, p95 or p99", show=False),
-        Binding("x", "match", "which requests are held against each other", show=False),
-        Binding("s", "subject", "compare something else", show=False),
-        Binding("m", "mark", "before and after now", show=False),
+        Binding("enter", "spread", "distribution of the row", show=False),
+        Binding("p", "percentile", "percentile: p50, p95 or p99", show=False),
+        Binding("x", "match", "match requests by length, by work, or not", show=False),
+        Binding("s", "subject", "compare other sides", show=False),
+        Binding("m", "mark", "split at this instant", show=False),
         Binding("f", "file", "compare with a file", show=False),
-        Binding("a", "all", "the whole trace or the window", show=False),
-        Binding("n", "pair", "the next pair", show=False),
+        Binding("a", "all", "whole trace or time window", show=False),
+        Binding("n", "pair", "next pair", show=False),
     ]
 
     def __init__(self, look: Look) -> None:
@@ -79,12 +88,11 @@ class CompareScreen(FrameScreen):
         self.match = MATCHES[0]
         self.windowed = False
         self.spread = False
-        """Whether the distribution has the place of the rows."""
+        """True while the distribution is shown in place of the rows."""
         self.which = 0
         self.comparison: Comparison | None = None
         self.trouble = ""
         self.working = False
-        self._asked: _Question | None = None
         self._answered: _Question | None = None
         self._stale = True
         self._head_rows = 0
@@ -95,17 +103,11 @@ class CompareScreen(FrameScreen):
         self.line_label = LineLabel(look)
 
     def compose(self) -> ComposeResult:
-        """All parts."""
-        yield self.head
-        yield self.table
-        yield self.card
-        yield self.line_label
-        yield self.line
-        yield self.key_bar
+        yield from (self.head, self.table, self.card, self.line_label, self.line, self.key_bar)
 
     # --- what is compared -------------------------------------------------------------------------
 
-    def give(self, traces: Sequence[Trace], percentile: str, match: str) -> None:
+    def set_traces(self, traces: Sequence[Trace], percentile: str, match: str) -> None:
         """Compare these, whatever else is shown."""
         self.subjects.given = tuple(traces)
         self.subjects.subject = Subject.GIVEN
@@ -120,33 +122,25 @@ class CompareScreen(FrameScreen):
 
     @property
     def _window(self) -> float | None:
-        return self.tracer.lens.window_s if self.windowed else None
+        return self.tracer.frozen.window_s if self.windowed else None
 
-    def _look_again(self) -> None:
-        """Ask anew when there is something new to ask, one question at a time."""
+    def _compare_again(self) -> None:
+        """Start a comparison when there is something new, one at a time."""
         if self.working or not (self._stale or self.frame % EVERY == 0):
             return
         feed = self.tracer.feed
-        if self._answered is not None and not self._stale and self.tracer.lens.paused:
+        if self._answered is not None and not self._stale and self.tracer.frozen.paused:
             return
         self._stale = False
-        question = _Question(
-            self.subjects.traces(feed.state, feed.now(), self._window), self.percentile, self.match
-        )
-        last = self._answered
-        if (
-            last is not None
-            and (last.percentile, last.match) == (question.percentile, question.match)
-            and same(last.traces, question.traces)
-        ):
-            return
-        self.working = True
-        self._asked = question
-        self.run_worker(self._answer(question), name="compare", exit_on_error=False)
+        traces = self.subjects.traces(feed.state, feed.now(), self._window)
+        question = _Question(traces, self.percentile, self.match)
+        if not question.same_as(self._answered):
+            self.working = True
+            self.run_worker(self._answer(question), name="compare", exit_on_error=False)
 
     async def _answer(self, question: _Question) -> None:
         try:
-            found = await asyncio.to_thread(
+            self.comparison = await asyncio.to_thread(
                 compare,
                 question.traces,
                 percentile=question.percentile,
@@ -154,10 +148,10 @@ class CompareScreen(FrameScreen):
                 rounds=ROUNDS,
             )
         except Exception as error:
-            self.trouble = f"these cannot be compared: {error}"
+            self.trouble = f"the comparison failed: {error}"
         else:
             self.trouble = ""
-            self.comparison, self._answered = found, question
+            self._answered = question
         finally:
             self.working = False
         if self.is_mounted:
@@ -166,8 +160,6 @@ class CompareScreen(FrameScreen):
     # --- layout -----------------------------------------------------------------------------------
 
     def tiles(self, size: Size) -> Mapping[Widget, Region]:
-        """Head, rows, and the distribution beside them where there is room, or in their place when
-        asked for."""
         width, height = size
         keys = 1 if height >= 5 else 0
         line = 1 if self.line.shown else 0
@@ -194,19 +186,19 @@ class CompareScreen(FrameScreen):
     # --- drawing ----------------------------------------------------------------------------------
 
     def draw(self) -> None:
-        """One frame."""
         if not self.is_mounted or not self.table.is_mounted:
             return
         app = self.tracer
-        self._look_again()
-        status, style = app.status_of(app.lens.snapshot(Query(limit=0)))
+        self._compare_again()
+        status, style = app.status_of(app.frozen.snapshot(Query(limit=0)))
         if self.working:
             status = f"comparing {self.look.glyphs.ellipsis}  {status}"
         waiting = self.trouble or ("" if self.comparison is not None else "comparing")
         subject = self.subjects.describe(app.feed.state, self._window)
         self.head.show(subject, self.comparison, self.pair, waiting, status, style)
         self.table.show(self.comparison, self.pair)
-        self._show_spread()
+        traces = self._answered.traces if self._answered is not None else ()
+        self.card.show(self.table.row, traces, self.comparison, self.pair)
         rows = self.head.rows(*self.size)
         if rows != self._head_rows:
             self._head_rows = rows
@@ -215,86 +207,69 @@ class CompareScreen(FrameScreen):
         self.key_bar.show(self.keys(), note, news=app.note_is_news)
         self.frame += 1
 
-    def _show_spread(self) -> None:
-        traces = self._answered.traces if self._answered is not None else ()
-        self.card.show(self.table.row, traces, self.comparison, self.pair)
-
     def keys(self) -> Sequence[Key]:
-        """Keys of the last line."""
+        pairs = self.comparison.pairs if self.comparison is not None else ()
         keys = [
             Key("?", "help", "app.help"),
             Key("Esc", "back", "leave"),
             Key("p", self.percentile, "percentile"),
-            Key(
-                "x",
-                {"length": "like lengths", "work": "like work", "none": "not matched"}[self.match],
-                "match",
-            ),
-            *(
-                [Key("Enter", "spread", "spread", self.spread)]
-                if self.size.width < BESIDE_FROM
-                else []
-            ),
+            Key("x", MATCH_NAMES[self.match], "match"),
+            Key("Enter", "distribution", "spread", self.spread),
             Key("f", "file", "file"),
             Key("m", "mark now", "mark"),
+            Key("s", "other sides", "subject"),
+            Key("n", "next pair", "pair"),
+            Key("a", "window only", "all", self.windowed),
+            Key("q", "quit", "app.quit"),
         ]
-        if len(self.subjects.possible()) > 1:
-            keys.append(Key("s", "other sides", "subject"))
-        if self.comparison is not None and len(self.comparison.pairs) > 1:
-            keys.append(Key("n", "next pair", "pair"))
-        if self.subjects.subject is not Subject.GIVEN:
-            keys.append(Key("a", "window only", "all", self.windowed))
-        keys.append(Key("q", "quit", "app.quit"))
-        return keys
+        without = {
+            "spread": self.size.width >= BESIDE_FROM,
+            "subject": len(self.subjects.possible()) < 2,
+            "pair": len(pairs) < 2,
+            "all": self.subjects.subject is Subject.GIVEN,
+        }
+        return [key for key in keys if not without.get(key.action)]
 
     # --- what the user does -----------------------------------------------------------------------
 
     def action_leave(self) -> None:
-        """Put the rows back, or leave the screen."""
         if self.spread:
             self.action_spread()
         else:
             self.tracer.action_tab(1)
 
     def action_move(self, rows: int) -> None:
-        """Select another row."""
         self.table.select(self.table.selected + rows)
         self.draw()
 
     def action_spread(self) -> None:
-        """Show how the selected row is spread on both sides, or the rows again."""
         self.spread = self.size.width < BESIDE_FROM and not self.spread
         self.place()
 
     def action_percentile(self) -> None:
-        """The next percentile."""
         self.percentile = PERCENTILES[(PERCENTILES.index(self.percentile) + 1) % len(PERCENTILES)]
         self._ask()
 
     def action_match(self) -> None:
-        """Match by other lengths, or not at all."""
         self.match = MATCHES[(MATCHES.index(self.match) + 1) % len(MATCHES)]
         self._ask()
 
     def action_subject(self) -> None:
-        """Something else against something else."""
         self.subjects.next()
         self._ask()
 
     def action_mark(self) -> None:
-        """Compare what was received before this instant with what comes after it."""
+        """Compare requests received before this instant with later ones."""
         self.subjects.mark = self.tracer.feed.now()
         self.subjects.subject = Subject.MARK
-        self.tracer.say("what was received so far is compared with what comes from now on")
+        self.tracer.report("requests received so far are compared with later ones")
         self._ask()
 
     def action_all(self) -> None:
-        """The whole trace, or only the window of the figures."""
         self.windowed = not self.windowed
         self._ask()
 
     def action_pair(self) -> None:
-        """The next pair of three traces."""
         self.which += 1
         self.place()
 
@@ -303,14 +278,12 @@ class CompareScreen(FrameScreen):
         self.draw()
 
     def action_file(self) -> None:
-        """Type the path of a trace to compare with."""
         self.line_label.show("baseline")
-        self.line.open("file", "", "path of a recorded trace; Esc leaves")
+        self.line.open("file", "", "path of a recorded trace, Esc to cancel")
         self.place()
 
     @on(Input.Submitted, "#line")
     def file_named(self, event: Input.Submitted) -> None:
-        """Read the file that was named."""
         path = event.value.strip()
         self._close_line()
         if path:
@@ -318,7 +291,6 @@ class CompareScreen(FrameScreen):
 
     @on(LineInput.Cancelled)
     def file_not_named(self) -> None:
-        """Nothing is read."""
         self._close_line()
 
     def _close_line(self) -> None:
@@ -330,7 +302,7 @@ class CompareScreen(FrameScreen):
         try:
             baseline = await asyncio.to_thread(read_baseline, path)
         except Exception as error:
-            self.tracer.say(str(error), grave=True)
+            self.tracer.report(str(error), grave=True)
             return
         self.subjects.baseline = baseline
         self.subjects.subject = Subject.FILE

@@ -3,15 +3,13 @@ around zero."""
 
 from __future__ import annotations
 
-import textwrap
+from dataclasses import dataclass
 
 from rich.segment import Segment
 from rich.style import Style
-from textual import events
-from textual.message import Message
 
 from engine_hooks.protocol.stages import info
-from tracer.analysis.compare.result import Change, Comparison, Pair
+from tracer.analysis.compare.result import Comparison, Pair
 from tracer.analysis.compare.rows import TIMERS, Row
 from tracer.export.compare_text import (
     NAMES,
@@ -27,48 +25,81 @@ from tracer.export.compare_text import (
     row_word,
     signed,
 )
-from tracer.export.page import Page
-from tracer.tui.toolkit.canvas import Line, label
+from tracer.tui.toolkit.canvas import Line
 from tracer.tui.toolkit.canvas import Row as Cells
-from tracer.tui.toolkit.panel import Panel
+from tracer.tui.toolkit.scroll_card import SelectionPanel
 from tracer.tui.toolkit.theme import ASCII, Look
+from tracer.tui.toolkit.words import paragraph
 
-LABEL, FIGURE, SIGNED, RELATIVE, NOISE, WORD = 16, 9, 9, 9, 9, 13
-"""Cells of the parts of a row."""
+LABEL = 16
+"""Cells of a row's name."""
+COLUMNS = {"before": 9, "after": 9, "change": 9, "relative": 9, "noise": 9, "word": 13}
+"""Cells of the columns."""
+FITTING = (
+    ("before", "after", "change", "relative", "noise", "word"),
+    ("before", "after", "change", "relative", "word"),
+    ("before", "after", "relative", "word"),
+    ("before", "after", "word"),
+    ("before", "after", "relative"),
+    ("before", "after"),
+)
+"""Columns shown, by falling width."""
 PLOT, BARS = 21, 16
 """Least cells of the band, and of the bars beside it."""
+MATCHES = {"length": "matched by length", "work": "matched by work", "none": "not matched"}
 
 
-class CompareTable(Panel):
-    """A row for each timer and stage; one is selected."""
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Cells of the parts of a row; `reach` is the relative change at the edge of the band, and
+    `longest` the ms of a full bar."""
 
-    class Moved(Message):
-        """Another row was selected."""
+    width: int
+    columns: dict[str, int]
+    bars: int
+    plot: int
+    reach: float
+    longest: float
+
+
+class CompareTable(SelectionPanel):
+    """A row for each timer, a rule, and a row for each stage."""
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, id="compare-table")
         self.comparison: Comparison | None = None
         self.pair: Pair | None = None
-        self.selected = 0
-        self.top = 0
 
     def show(self, comparison: Comparison | None, pair: Pair | None) -> None:
         """Draw a pair of a comparison."""
         self.comparison, self.pair = comparison, pair
-        if comparison is not None:
-            self.selected = min(self.selected, len(comparison.rows) - 1)
-        self.repaint()
+        self.select(self.selected)
+
+    @property
+    def _rule(self) -> int:
+        """The entry that is a rule: the one behind the timers."""
+        return sum(row in TIMERS for row in self.comparison.rows) if self.comparison else 0
+
+    @property
+    def entries(self) -> int:
+        return len(self.comparison.rows) + 1 if self.comparison is not None else 0
+
+    def select(self, row: int) -> None:
+        """Select an entry; the rule is stepped over."""
+        if self._rule and row == self._rule:
+            row += 1 if row > self.selected else -1
+        super().select(row)
 
     @property
     def row(self) -> Row | None:
         """The selected row."""
-        return None if self.comparison is None else self.comparison.rows[self.selected]
+        return None if self.comparison is None else self._row_at(self.comparison, self.selected)
 
-    def select(self, place: int) -> None:
-        """Select a row by its place."""
-        if self.comparison is not None:
-            self.selected = max(0, min(len(self.comparison.rows) - 1, place))
-            self.repaint()
+    def _row_at(self, comparison: Comparison, entry: int) -> Row | None:
+        """Return the row of an entry; None for the rule."""
+        if entry == self._rule:
+            return None
+        return comparison.rows[entry - (entry > self._rule)]
 
     def title(self) -> str:
         if self.comparison is None or self.pair is None:
@@ -80,227 +111,147 @@ class CompareTable(Panel):
     def note(self) -> list[Segment]:
         if self.comparison is None:
             return []
-        counts = " / ".join(str(count) for count in self.comparison.early.counts)
-        ended = " / ".join(str(count) for count in self.comparison.late.counts)
-        if self.size.width < 90:
-            return [Segment(f"{counts} requests", self.look.dim)]
-        match = {"length": "like lengths", "work": "like work", "none": "not matched"}[
-            self.comparison.match
-        ]
-        return [Segment(f"{match}: {counts} requests, {ended} ended", self.look.dim)]
+        counts = " and ".join(str(count) for count in self.comparison.early.counts)
+        ended = " and ".join(str(count) for count in self.comparison.late.counts)
+        text = f"{counts} requests"
+        if self.size.width >= 90:
+            text = f"{MATCHES[self.comparison.match]}: {text}, {ended} ended"
+        return [Segment(text, self.look.dim)]
 
     def body(self, width: int, height: int) -> list[Cells]:
-        """Heading and rows."""
         comparison, pair = self.comparison, self.pair
         if comparison is None or pair is None:
             return []
-        look = self.look
-        columns = _columns(width)
-        rest = width - LABEL - sum(columns.values()) - 1
-        bars = min(30, rest // 2 - 1) if rest >= BARS + PLOT + 2 and look.fine else 0
-        plot = rest - bars - (2 if bars else 1)
-        if plot < PLOT:
-            plot = 0
-        reach = reach_of(comparison, pair) if plot else 0.0
-        rows: list[Cells] = [self._heading(width, columns, bars, plot, reach, pair)]
-        order = self._lines(comparison)
-        room = max(1, height - 1)
-        place = order.index(self.selected)
-        top = max(0, min(self.top, len(order) - room))
-        top = min(place, max(top, place - room + 1))
-        longest = max((value for row in comparison.rows for k in (pair.before, pair.after)
-                       if (value := self._figure(row, k)) is not None), default=0.0)  # fmt: skip
-        for index in order[top : top + room]:
-            if index < 0:
-                rows.append(Line(width).end(look.faint, look.glyphs.horizontal))
-                continue
-            row = comparison.rows[index]
-            rows.append(
-                self._row(width, row, index == self.selected, columns, bars, plot, reach, longest)
-            )
+        layout = self._layout(width, comparison, pair)
+        rows: list[Cells] = [self._heading(layout, pair)]
+        for entry in self.in_sight(max(2, height)):
+            row = self._row_at(comparison, entry)
+            if row is None:
+                rows.append(Line(width).end(self.look.faint, self.look.glyphs.horizontal))
+            else:
+                rows.append(self._row(layout, row, entry == self.selected, pair, comparison))
         return rows + self._below(width, height - len(rows), comparison, pair)
 
+    def _layout(self, width: int, comparison: Comparison, pair: Pair) -> _Layout:
+        columns: dict[str, int] = {}
+        for names in FITTING:
+            columns = {name: COLUMNS[name] for name in names}
+            if LABEL + sum(columns.values()) <= width:
+                break
+        rest = width - LABEL - sum(columns.values()) - 1
+        bars = min(30, rest // 2 - 1) if rest >= BARS + PLOT + 2 and self.look.fine else 0
+        plot = rest - bars - (2 if bars else 1)
+        reach = reach_of(comparison, pair) if plot >= PLOT else 0.0
+        values = [
+            _figure(comparison, row, side)
+            for row in comparison.rows
+            for side in (pair.before, pair.after)
+        ]
+        longest = max((value for value in values if value is not None), default=0.0)
+        return _Layout(width, columns, bars, plot if reach else 0, reach, longest)
+
     def _below(self, width: int, height: int, comparison: Comparison, pair: Pair) -> list[Cells]:
-        """Where there is room: what the changes are made of, what was matched, and how the noise
-        was found."""
+        """Return, where there is room, the parts of the changes, the matched requests, and how the
+        noise was found."""
         look = self.look
-        lines = [f"mean {name} {parts_line(parts)}" for name, parts in (("E2E", pair.e2e_parts),
-                 ("TTFT", pair.ttft_parts)) if parts]  # fmt: skip
-        lines += [rates_line(pair)] if pair.rates else []
-        lines += ["", *matched_lines(comparison), "", method_line(comparison)]
-        rows: list[Cells] = []
-        for text in ["", *lines]:
-            text = label(text) if look.glyphs is not ASCII else Page(1, False, False).plain(text)
-            pieces = textwrap.wrap(text, max(10, width - 2), break_on_hyphens=False) or [""]
-            rows += [
-                Line(width).put(" ", look.text).put_text(piece, look.dim).end(look.text)
-                for piece in pieces
-            ]
-        return rows if len(rows) <= height else rows[: max(0, height)] if height >= 4 else []
+        parts = (("E2E", pair.e2e_parts), ("TTFT", pair.ttft_parts))
+        texts = [f"mean {name} {parts_line(found)}" for name, found in parts if found]
+        texts += [rates_line(pair)] if pair.rates else []
+        texts += ["", *matched_lines(comparison), "", method_line(comparison)]
+        rows: list[Cells] = [
+            Line(width).add(" ", look.text).add_text(piece, look.dim).end(look.text)
+            for text in ("", *texts)
+            for piece in paragraph(text, max(10, width - 2), look)
+        ]
+        return rows[:height] if height >= min(4, len(rows)) else []
 
-    @staticmethod
-    def _lines(comparison: Comparison) -> list[int]:
-        """Places of the rows as they stand below each other; -1 is a rule."""
-        timers = [place for place, row in enumerate(comparison.rows) if row in TIMERS]
-        others = [place for place, row in enumerate(comparison.rows) if row not in TIMERS]
-        return [*timers, -1, *others]
-
-    def _heading(
-        self, width: int, columns: dict[str, int], bars: int, plot: int, reach: float, pair: Pair
-    ) -> Cells:
+    def _heading(self, layout: _Layout, pair: Pair) -> Cells:
         look = self.look
-        line = Line(width).put(" " * LABEL, look.dim)
-        names = {
-            "before": NAMES[pair.before],
-            "after": NAMES[pair.after],
-            "signed": "change",
-            "relative": "",
-            "noise": "noise",
-            "word": "",
-        }
-        for name, cells in columns.items():
-            line.put(names[name].rjust(cells), look.dim)
-        if bars:
-            line.put(f"  {NAMES[pair.before]} over {NAMES[pair.after]}".ljust(bars + 1), look.dim)
-        if plot and reach:
-            left, right = f"-{reach:.0%}", f"+{reach:.0%}"
-            middle = plot // 2
-            scale = f"{left}{'0':>{middle - len(left) + 1}}{right:>{plot - middle - 1}}"
-            line.put(" " + scale, look.dim)
+        line = Line(layout.width).add(" " * LABEL, look.dim)
+        before, after = NAMES[pair.before], NAMES[pair.after]
+        names = {"before": before, "after": after, "change": "change", "noise": "noise"}
+        for name, cells in layout.columns.items():
+            line.add(names.get(name, "").rjust(cells), look.dim)
+        if layout.bars:
+            line.add(f"  {before} over {after}".ljust(layout.bars + 1), look.dim)
+        if layout.plot:
+            left, right = f"-{100 * layout.reach:.0f} %", f"+{100 * layout.reach:.0f} %"
+            middle = layout.plot // 2
+            scale = f"{left}{'0':>{middle - len(left) + 1}}{right:>{layout.plot - middle - 1}}"
+            line.add(" " + scale, look.dim)
         return line.end(look.dim)
 
     def _row(
-        self,
-        width: int,
-        row: Row,
-        selected: bool,
-        columns: dict[str, int],
-        bars: int,
-        plot: int,
-        reach: float,
-        longest: float,
+        self, layout: _Layout, row: Row, selected: bool, pair: Pair, comparison: Comparison
     ) -> Cells:
-        look, pair, comparison = self.look, self.pair, self.comparison
-        assert pair is not None
-        assert comparison is not None
-        statistic = comparison.percentile
-        change = pair.change(row.key, statistic)
+        look = self.look
+        change = pair.change(row.key, comparison.percentile)
         back = look.palette.selected if selected else look.palette.back
-        mark = look.on(look.accent, back)
-        line = Line(width).put(look.glyphs.select if selected else " ", mark)
+        line = Line(layout.width)
+        line.add(look.glyphs.select if selected else " ", look.on(look.accent, back))
+        style = look.bold if row in TIMERS else look.dim
         if row.stage is not None:
-            line.put(f"{int(row.stage):2d} ", look.on(look.dim, back))
-            line.put(
-                row.label.ljust(LABEL - 4),
-                look.on(look.stage(row.stage, bold=selected), back, reverse=selected),
-            )
-        else:
-            named = look.bold if row in TIMERS else look.dim
-            line.put(row.label.ljust(LABEL - 1), look.on(named, back, reverse=selected))
-        said = row_word(pair, row.key, statistic)
-        style = self._style(said)
-        before = self._figure(row, pair.before)
+            line.add(f"{int(row.stage):2d} ", look.on(look.dim, back))
+            style = look.stage(row.stage, bold=selected)
+        line.add(row.label.ljust(LABEL - line.used), look.on(style, back, reverse=selected))
+        word = row_word(pair, row.key, comparison.percentile)
+        style = word_style(look, word)
+        before = _figure(comparison, row, pair.before)
         texts = {
-            "before": ms(before), "after": ms(self._figure(row, pair.after)),
-            "signed": "" if change.difference is None else signed(change.difference),
-            "relative": percent(change), "noise": noise_cell(change, before), "word": said,
-        }  # fmt: skip
+            "before": ms(before),
+            "after": ms(_figure(comparison, row, pair.after)),
+            "change": "" if change.difference is None else signed(change.difference),
+            "relative": percent(change),
+            "noise": noise_cell(change, before),
+            "word": word,
+        }
         plain = look.on(look.text, back)
-        for name, cells in columns.items():
-            text = (
-                texts[name]
-                if look.glyphs is not ASCII
-                else texts[name].replace("±", "~").replace("×", "x")
-            )
-            line.put(
-                text.rjust(cells),
-                look.on(style, back) if name in ("word", "signed", "relative") else plain,
-            )
-        if bars:
-            line.put(" ", plain)
-            self._bars(line, row, bars, longest, back, pair)
-        if plot and reach:
-            glyphs = band_plot(change, plot, reach, look.glyphs is not ASCII)
-            line.put(" ", plain).put(glyphs, look.on(style if change.differs else look.dim, back))
+        for name, cells in layout.columns.items():
+            coloured = name in ("change", "relative", "word")
+            line.add(texts[name].rjust(cells), look.on(style, back) if coloured else plain)
+        if layout.bars:
+            sides = before, _figure(comparison, row, pair.after)
+            line.add(" ", plain)
+            self._bars(line, row, layout, back, sides)
+        if layout.plot:
+            glyphs = band_plot(change, layout.plot, layout.reach, look.glyphs is not ASCII)
+            line.add(" ", plain).add(glyphs, look.on(style if change.differs else look.dim, back))
         return line.end(plain)
 
-    def _style(self, said: str) -> Style:
-        look = self.look
-        return look.bad if "slower" in said else look.good if "faster" in said else look.dim
-
     def _bars(
-        self, line: Line, row: Row, cells: int, longest: float, back: str, pair: Pair
+        self,
+        line: Line,
+        row: Row,
+        layout: _Layout,
+        back: str,
+        sides: tuple[float | None, float | None],
     ) -> None:
-        """Both bars in one row: the first side in the upper half of each cell, the other one in the
-        lower half."""
+        """Append both bars: one side in the upper half of each cell, the other in the lower."""
         look = self.look
         colour = look.stage_colours[row.stage] if row.stage is not None else look.palette.dim
+        style = look.style(colour, back)
         one, two = (
-            0 if not value or not longest else max(1, round(value / longest * cells))
-            for value in (self._figure(row, pair.before), self._figure(row, pair.after))
+            max(1, round(value / layout.longest * layout.bars)) if value else 0 for value in sides
         )
-        both = min(one, two)
-        line.put("█" * both, look.style(colour, back))
-        line.put("▀" * (one - both), look.style(colour, back)).put(
-            "▄" * (two - both), look.style(colour, back)
-        )
-        line.put(" " * (cells - max(one, two)), look.style("", back))
-
-    def _figure(self, row: Row, k: int) -> float | None:
-        if self.comparison is None:
-            return None
-        return self.comparison.figures[row.key][self.comparison.percentile].values[k]
+        line.add("█" * min(one, two), style).add("▀" * (one - two), style)
+        line.add("▄" * (two - one), style)
+        line.add(" " * (layout.bars - max(one, two)), look.style("", back))
 
     def explained(self) -> str:
-        """What the selected row is."""
+        """Return what the selected row measures."""
         row = self.row
         if row is None:
             return ""
         if row.stage is None:
-            text = f"{row.label}: {row.meaning}"
-        else:
-            stage = info(row.stage)
-            text = f"{stage.label}: {stage.begins} → {stage.ends}; worse with {stage.worse}"
-        return text if self.look.glyphs is not ASCII else Page(1, False, False).plain(text)
-
-    def change(self) -> Change:
-        """The change of the selected row."""
-        if self.row is None or self.pair is None or self.comparison is None:
-            return Change()
-        return self.pair.change(self.row.key, self.comparison.percentile)
-
-    def on_click(self, event: events.Click) -> None:
-        """Select a row."""
-        if self.comparison is None:
-            return
-        order = self._lines(self.comparison)
-        room = max(1, self.size.height - 2)
-        place = order.index(self.selected)
-        top = min(place, max(0, place - room + 1))
-        at = top + event.y - (2 if self.titled else 1)
-        if 0 <= at < len(order) and order[at] >= 0:
-            self.select(order[at])
-            self.post_message(self.Moved())
+            return f"{row.label}: {row.meaning}"
+        stage = info(row.stage)
+        return f"{stage.label}: {stage.begins} → {stage.ends}; worse with {stage.worse}"
 
 
-def _columns(width: int) -> dict[str, int]:
-    """The columns that fit, with their cells; figures and the word stay longest."""
-    cells = {
-        "before": FIGURE,
-        "after": FIGURE,
-        "signed": SIGNED,
-        "relative": RELATIVE,
-        "noise": NOISE,
-        "word": WORD,
-    }
-    figures = ("before", "after")
-    for names in (
-        (*figures, "signed", "relative", "noise", "word"),
-        (*figures, "signed", "relative", "word"),
-        (*figures, "relative", "word"),
-        (*figures, "word"),
-        (*figures, "relative"),
-    ):
-        if LABEL + sum(cells[name] for name in names) <= width:
-            return {name: cells[name] for name in names}
-    return {name: cells[name] for name in figures}
+def _figure(comparison: Comparison, row: Row, side: int) -> float | None:
+    return comparison.figures[row.key][comparison.percentile].values[side]
+
+
+def word_style(look: Look, word: str) -> Style:
+    """Return the style of a change by its word."""
+    return look.bad if "slower" in word else look.good if "faster" in word else look.dim

@@ -1,5 +1,4 @@
-"""One finding in words: what it says, what to check first, what follows from it, by which
-thresholds it was made."""
+"""One finding in words, and the questions that a trace leaves open."""
 
 from __future__ import annotations
 
@@ -22,60 +21,61 @@ LABEL = 10
 
 
 class FindingCard(ScrollCard):
-    """The selected finding."""
+    """The selected finding: its statement, what to check first, its cause and consequences, and the
+    thresholds used, which are folded by default."""
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, id="finding")
         self.finding: Finding | None = None
+        self.unfolded = False
 
     def show(self, finding: Finding | None) -> None:
-        """Draw a finding."""
         if finding is None or self.finding is None or finding.rule != self.finding.rule:
             self.top = 0
         self.finding = finding
         self.repaint()
 
     def title(self) -> str:
-        return "what was found" if self.finding is None else self.finding.rule
+        return "finding" if self.finding is None else self.finding.rule
 
     def note(self) -> list[Segment]:
-        return (
-            [Segment(f"{self.finding.confidence:.0%} sure", self.look.dim)]
-            if self.finding is not None
-            else []
-        )
+        if self.finding is None:
+            return []
+        return [Segment(f"confidence {100 * self.finding.confidence:.0f} %", self.look.dim)]
 
     def rows(self, width: int) -> list[Row]:
         look, finding = self.look, self.finding
         if finding is None:
             return []
-        rows = paragraph(look, width, "", finding.statement, look.bold)
-        rows.append(blank(width, look.text))
-        rows += paragraph(look, width, "check", finding.check, look.good)
-        if finding.culprit is not None:
-            rows += paragraph(look, width, "because of", finding.culprit, look.warn)
-        for said in finding.explains:
-            rows += paragraph(look, width, "explains", said, look.text)
-        rows.append(blank(width, look.text))
         from tracer.analysis.diagnosis.rules.used import thresholds_of
 
-        for number, (name, row) in enumerate(thresholds_of(finding.rule).items()):
-            text = f"{name} {row.value:g} {row.unit}: {row.why}"
-            rows += paragraph(
-                look, width, "limits" if number == 0 else "", text, look.dim, indent=True
-            )
+        rows = _paragraph(look, width, "", finding.statement, look.bold)
+        rows.append(blank(width, look.text))
+        rows += _paragraph(look, width, "check", finding.check, look.good)
+        if finding.culprit is not None:
+            rows += _paragraph(look, width, "caused by", finding.culprit, look.warn)
+        for text in finding.explains:
+            rows += _paragraph(look, width, "explains", text, look.text)
+        rows.append(blank(width, look.text))
+        used = thresholds_of(finding.rule).values()
+        if used and not self.unfolded:
+            rows += _paragraph(look, width, "x", f"{len(used)} thresholds used", look.dim)
+        elif used:
+            rows += _paragraph(look, width, "", "thresholds used", look.text)
+            for threshold in used:
+                text = f"{threshold.value:g} {threshold.unit}: {threshold.why}"
+                rows += _paragraph(look, width, "", text, look.dim, indent=True)
         return rows
 
 
 class OpenCard(ScrollCard):
-    """What cannot be told, and what to record to be told."""
+    """The questions that a trace leaves open, and what to record to answer them."""
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, id="open")
         self.entries: tuple[CannotTell, ...] = ()
 
     def show(self, entries: tuple[CannotTell, ...]) -> None:
-        """Draw what is left open."""
         if entries != self.entries:
             self.entries = entries
             self.repaint()
@@ -89,30 +89,28 @@ class OpenCard(ScrollCard):
     def rows(self, width: int) -> list[Row]:
         look = self.look
         if not self.entries:
-            text = "every question that is asked of this trace has an answer"
-            return [Line(width).put(text, look.dim).end(look.text)]
+            text = "nothing: all checks could be made"
+            return [Line(width).add(text, look.dim).end(look.text)]
         rows: list[Row] = []
         for entry in self.entries:
-            rows += paragraph(look, width, "", f"{entry.question}: {entry.reason}",
-                              look.warn if entry.symptom else look.text)  # fmt: skip
+            style = look.warn if entry.symptom else look.text
+            rows += _paragraph(look, width, "", f"{entry.question}: {entry.reason}", style)
             if entry.record:
-                rows += paragraph(look, width, "record", entry.record, look.dim)
+                rows += _paragraph(look, width, "record", entry.record, look.dim)
         return rows
 
 
-def paragraph(
+def _paragraph(
     look: Look, width: int, label: str, text: str, style: Style, *, indent: bool = False
 ) -> list[Row]:
-    """Text on as many rows as it takes, behind a word that stands in a column of its own; without
-    one over the whole width, unless `indent`."""
+    """Return text behind a label in a column of its own; without a label over the whole width,
+    unless `indent`."""
     left = LABEL + 1 if (label or indent) and width >= 3 * LABEL else 0
     rows: list[Row] = []
     for number, segments in enumerate(wrap(text, max(1, width - left), style, look.special)):
         line = Line(width)
         if left:
-            line.put((label if number == 0 else "").rjust(LABEL) + " ", look.dim)
-        for piece, piece_style, _ in segments:
-            if piece_style is not None:
-                line.put_segments([Segment(piece, piece_style)], cell_width(piece))
+            line.add((label if number == 0 else "").rjust(LABEL) + " ", look.dim)
+        line.add_segments(segments, sum(cell_width(piece.text) for piece in segments))
         rows.append(line.end(look.text))
     return rows

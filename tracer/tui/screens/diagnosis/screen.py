@@ -1,5 +1,4 @@
-"""The Diagnosis screen: what is wrong, in which stage, how that shows, whom it touches, and what to
-check first."""
+"""The Diagnosis screen: findings with stage, evidence and requests, and what to check first."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from tracer.tui.screens.diagnosis.finding_list import FindingList
 from tracer.tui.screens.diagnosis.touched_card import TouchedCard
 from tracer.tui.screens.diagnosis.verdict_line import VerdictLine
 from tracer.tui.toolkit.key_bar import Key
-from tracer.tui.toolkit.scroll_card import ScrollCard
+from tracer.tui.toolkit.scroll_card import ScrollCard, SelectionPanel
 from tracer.tui.toolkit.theme import Look
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ have changed."""
 
 
 class DiagnosisScreen(CardScreen):
-    """See the module. The list has the focus at the start."""
+    """See the module."""
 
     NAME = "Diagnosis"
     CARDS_FROM = Size(104, 30)
@@ -45,10 +44,11 @@ class DiagnosisScreen(CardScreen):
         Binding("down,j", "move(1)", "down", show=False),
         Binding("pageup", "page(-1)", "page up", show=False),
         Binding("pagedown", "page(1)", "page down", show=False),
-        Binding("enter", "open", "open the request, and go to the time", show=False),
-        Binding("e", "export", "write the evidence as a small recording", show=False),
+        Binding("enter", "open", "open the request at the time of the finding", show=False),
+        Binding("e", "export", "save the evidence as a small recording", show=False),
+        Binding("x", "unfold", "show or hide the thresholds used", show=False),
         Binding("c", "card(1)", "next card", show=False),
-        Binding("C", "card(-1)", "card before", show=False),
+        Binding("C", "card(-1)", "previous card", show=False),
         Binding("m", "maximise", "maximise the focused part", show=False),
         Binding("escape,backspace", "leave", "back", show=False),
     ]
@@ -64,24 +64,17 @@ class DiagnosisScreen(CardScreen):
         self.open = OpenCard(look)
         self.hold(
             (self.finding, self.evidence, self.touched, self.open),
-            ("what", "evidence", "requests", "can't tell"),
+            ("finding", "evidence", "requests", "can't tell"),
         )
         self._drawn: object = None
         self._heights: tuple[object, ...] = ()
 
     def compose(self) -> ComposeResult:
-        """All parts."""
-        yield self.verdict
-        yield self.banner
-        yield self.list
-        yield self.tabs
-        yield from self.cards
-        yield self.key_bar
+        yield from (self.verdict, self.banner, self.list, self.tabs, *self.cards, self.key_bar)
 
     # --- layout
 
     def tiles(self, size: Size) -> Mapping[Widget, Region]:
-        """Verdict, list, and below them all cards in two columns, or the one that was chosen."""
         width, height = size
         keys = 1 if height >= 5 else 0
         head = min(self.verdict.wanted(width), 4 if height >= 20 else 2) if height >= 8 else 1
@@ -101,11 +94,10 @@ class DiagnosisScreen(CardScreen):
         if self.all_cards(size):
             regions.update(self._two_columns(width, top, main))
             return regions
-        self._edge(False, titled=main < 3)
-        regions.update(column(0, top, width, [(self.tabs, 1 if main >= 3 else 0)]))
-        used = 1 if main >= 3 else 0
-        regions.update(column(0, top + used, width, [(self.cards[self.card], main - used)]))
-        return regions
+        tabs = 1 if main >= 3 else 0
+        self._edge(False, titled=not tabs)
+        shown = [(self.tabs, tabs), (self.cards[self.card], main - tabs)]
+        return {**regions, **column(0, top, width, shown)}
 
     def _two_columns(self, width: int, top: int, height: int) -> dict[Widget, Region]:
         self._edge(True)
@@ -131,23 +123,20 @@ class DiagnosisScreen(CardScreen):
     # --- drawing
 
     def on_screen_resume(self) -> None:
-        """Whoever looks here wants to know."""
         self.tracer.diagnosis.want()
         super().on_screen_resume()
 
     def draw(self) -> None:
-        """One frame."""
         if not self.is_mounted or not self.list.is_mounted:
             return
         app, look = self.tracer, self.look
         watch = app.diagnosis
-        snapshot = app.lens.snapshot(Query(limit=0))
-        status, status_style = app.status_of(snapshot)
-        wrong = bool(watch.findings[: watch.going_on]) or any(
-            entry.symptom for entry in watch.cannot_tell
-        )
-        style = look.bad if wrong else look.good if watch.version else look.dim
-        self.verdict.show(watch.verdict, style, watch.scope, status, status_style)
+        snapshot = app.frozen.snapshot(Query(limit=0))
+        symptoms = any(entry.symptom for entry in watch.cannot_tell)
+        style = look.good if watch.version else look.dim
+        if watch.going_on or symptoms:
+            style = look.bad
+        self.verdict.show(watch.verdict, style, watch.scope, *app.status_of(snapshot))
         self.list.show(watch, "nothing is wrong" if watch.version else watch.verdict)
         seen = (watch.version, self.list.chosen, self.card, self.size)
         if seen != self._drawn or self.frame % CARDS_EVERY == 0:
@@ -176,31 +165,34 @@ class DiagnosisScreen(CardScreen):
         self.open.show(tuple(watch.cannot_tell))
 
     def _view(self, request_id: str) -> RequestView | None:
-        detail = self.tracer.lens.detail(request_id)
+        detail = self.tracer.frozen.detail(request_id)
         return None if detail is None else detail.view
 
     def redraw(self) -> None:
-        """Draw everything now."""
         self._drawn = None
         self.draw()
 
     def keys(self) -> Sequence[Key]:
-        """Keys of the last line."""
-        there = bool(self.list.findings)
-        keys = [Key("?", "help", "app.help"), Key("Esc", "back", "leave")]
-        if there:
-            keys.append(Key("Enter", "open", "open"))
-            if self.tracer.evidence is not None:
-                keys.append(Key("e", "export evidence", "export"))
-        if not self.all_cards(self.size):
-            keys.append(Key("c", "card", "card(1)"))
-        keys += [
+        found = bool(self.list.findings)
+        keys = [
+            Key("?", "help", "app.help"),
+            Key("Esc", "back", "leave"),
+            Key("Enter", "open", "open"),
+            Key("e", "export evidence", "export"),
+            Key("x", "thresholds", "unfold", self.finding.unfolded),
+            Key("c", "card", "card(1)"),
             Key("Tab", "focus", "app.focus_next"),
             Key("m", "maximise", "maximise", self.maximised_panel is not None),
-            Key("Space", "pause", "app.pause", self.tracer.lens.paused),
+            Key("Space", "pause", "app.pause", self.tracer.frozen.paused),
             Key("q", "quit", "app.quit"),
         ]
-        return keys
+        without = {
+            "open": not found,
+            "export": not found or self.tracer.evidence is None,
+            "unfold": not found,
+            "card(1)": self.all_cards(self.size),
+        }
+        return [key for key in keys if not without.get(key.action)]
 
     # --- what the user does
 
@@ -210,44 +202,40 @@ class DiagnosisScreen(CardScreen):
         if isinstance(focused, ScrollCard):
             focused.scroll_rows(rows)
         elif focused is self.touched:
-            self.touched.move(rows)
+            self.touched.select(self.touched.selected + rows)
             self._cards()
         else:
-            self.list.move(rows)
+            self.list.select(self.list.selected + rows)
             self.redraw()
 
     def action_page(self, pages: int) -> None:
-        """The same by a screenful."""
+        """Move by a screenful."""
         focused = self.focused
         room = max(1, focused.size.height - 2) if focused is not None else 1
         self.action_move(pages * room)
 
+    def action_unfold(self) -> None:
+        self.finding.unfolded = not self.finding.unfolded
+        self.redraw()
+
     def leave(self) -> None:
-        """Go back to the Live screen."""
         self.tracer.action_tab(1)
 
-    @on(FindingList.Opened)
-    @on(TouchedCard.Opened)
+    @on(SelectionPanel.Opened)
     def _opened(self) -> None:
         self.action_open()
 
     def action_open(self) -> None:
-        """Go to the time at which it began, where there is one to go to, and open the request: the
+        """Go to the time at which the finding starts, where that can be, and open the request: the
         selected one of those touched, else the one that caused it, else the first."""
         finding = self.list.current
         if finding is None:
             return
-        names = (
-            [self.touched.current]
-            if self.focused is self.touched
-            else [finding.culprit, *finding.affected]
-        )
-        self.run_worker(
-            self._go(finding, [name for name in names if name]),
-            name="open",
-            exclusive=True,
-            exit_on_error=False,
-        )
+        names = [finding.culprit, *finding.affected]
+        if self.focused is self.touched:
+            names = [self.touched.current]
+        going = self._go(finding, [name for name in names if name])
+        self.run_worker(going, name="open", exclusive=True, exit_on_error=False)
 
     async def _go(self, finding: Finding, names: Sequence[str]) -> None:
         app = self.tracer
@@ -260,19 +248,16 @@ class DiagnosisScreen(CardScreen):
         elif moved:
             app.action_tab(1)
         else:
-            app.say(
-                "none of its requests is kept any more"
-                if names
-                else "it touches no request by name"
+            app.report(
+                "its requests are no longer in memory" if names else "the finding names no request"
             )
 
     def action_export(self) -> None:
-        """Write the evidence of the selected finding as a small recording."""
         finding, evidence = self.list.current, self.tracer.evidence
         if finding is None:
             return
         if evidence is None:
-            self.tracer.say("nothing is kept here that could be written")
+            self.tracer.report("no events are kept here to save")
             return
 
         async def write() -> None:

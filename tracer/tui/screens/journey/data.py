@@ -1,5 +1,5 @@
-"""The request that the Journey tells of: a traced one, or the one on the desk, folded from events
-like any other."""
+"""The request that the Journey follows: a traced one, or that of the Budget screen, folded from
+events like any other."""
 
 from __future__ import annotations
 
@@ -20,23 +20,16 @@ from tracer.state.view import EngineView, RequestDetail
 from tracer.tui.screens.request.shapes import Shape, shapes_of
 
 _COMES_FROM = {
-    Stage.TEMPLATE: Stage.RECEIVE,
-    Stage.TOKENISE: Stage.TEMPLATE,
-    Stage.ADMISSION: Stage.TOKENISE,
-    Stage.KV_ALLOC: Stage.TOKENISE,
-    Stage.EMBED: Stage.TOKENISE,
-    Stage.PREFILL: Stage.EMBED,
-    Stage.LM_HEAD: Stage.EMBED,
-    Stage.SAMPLE: Stage.LM_HEAD,
-    Stage.STREAM: Stage.SAMPLE,
-    Stage.DECODE: Stage.SAMPLE,
-    Stage.TEARDOWN: Stage.KV_ALLOC,
-}
+    Stage.TEMPLATE: Stage.RECEIVE, Stage.TOKENISE: Stage.TEMPLATE, Stage.ADMISSION: Stage.TOKENISE,
+    Stage.KV_ALLOC: Stage.TOKENISE, Stage.EMBED: Stage.TOKENISE, Stage.PREFILL: Stage.EMBED,
+    Stage.LM_HEAD: Stage.EMBED, Stage.SAMPLE: Stage.LM_HEAD, Stage.STREAM: Stage.SAMPLE,
+    Stage.DECODE: Stage.SAMPLE, Stage.TEARDOWN: Stage.KV_ALLOC,
+}  # fmt: skip
 """Which stage made what a stage works on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tale:
+class Journey:
     """A request and what is known around it. `model` and `device` as far as the engine told them;
     `expected` ms by stage; `about` says in a few words whether it was measured."""
 
@@ -44,29 +37,25 @@ class Tale:
     engine: EngineView | None
     model: ModelShape | None
     device: Device | None
+    about: str
     expected: Mapping[Stage, float]
     expected_from: str
-    about: str
     modelled: bool
 
-    def out(self, stage: Stage) -> list[Shape]:
-        """What a stage yields."""
+    def output(self, stage: Stage) -> list[Shape]:
         return [shape for shape in shapes_of(self.detail, self.engine) if shape.stage is stage]
 
-    def into(self, stage: Stage) -> list[Shape]:
-        """What it works on."""
+    def input(self, stage: Stage) -> list[Shape]:
         source = _COMES_FROM.get(stage)
-        return self.out(source) if source is not None else []
+        return self.output(source) if source is not None else []
 
     def reads(self) -> tuple[Read, Read] | None:
-        """What token 1 and token 2 cost; None while the size of the model or of the prompt is not
+        """Return what token 1 and token 2 cost; None while the size of model or prompt is not
         known."""
-        view = self.detail.view
+        view, batches = self.detail.view, self.detail.itl_batch
         if self.model is None or not view.prompt_tokens:
             return None
-        batch = view.batch or 1
-        if self.detail.itl_batch:
-            batch = max(1, round(sum(self.detail.itl_batch) / len(self.detail.itl_batch)))
+        batch = max(1, round(sum(batches) / len(batches))) if batches else view.batch or 1
         cached = min(view.cached_tokens or 0, view.prompt_tokens - 1)
         return (
             first_token(self.model, view.prompt_tokens, cached),
@@ -74,8 +63,7 @@ class Tale:
         )
 
 
-def traced(detail: RequestDetail, engine: EngineView | None, beside: Beside) -> Tale:
-    """A request that was traced."""
+def traced(detail: RequestDetail, engine: EngineView | None, beside: Beside) -> Journey:
     model = device = None
     text = ""
     if engine is not None:
@@ -85,21 +73,14 @@ def traced(detail: RequestDetail, engine: EngineView | None, beside: Beside) -> 
             model = shape_of_engine(engine_facts(engine))
         except AnalysisError:
             model = None
-    live = detail.view.closed is None
-    return Tale(
-        detail,
-        engine,
-        model,
-        device,
-        beside.stages(engine, detail),
-        text,
-        "live" if live else "measured",
-        modelled=False,
-    )
+    about = "live" if detail.view.closed is None else "measured"
+    expected = beside.stages(engine, detail)
+    return Journey(detail, engine, model, device, about, expected, text, modelled=False)
 
 
-def modelled(made: Budget) -> Tale:
-    """The request of a budget. Raises AnalysisError when it cannot be told token by token."""
+def modelled(made: Budget) -> Journey:
+    """Return the journey of a budget's request. Raises AnalysisError when it has too many
+    tokens."""
     state = TraceState(keep_steps=16)
     state.add_source(modelled_header(made))
     for event in modelled_events(made):
@@ -108,4 +89,5 @@ def modelled(made: Budget) -> Tale:
     (view,) = snapshot.requests
     detail = state.detail(view.id)
     assert detail is not None  # it is the only one
-    return Tale(detail, snapshot.engines[0], made.model, made.device, {}, "", TITLE, modelled=True)
+    engine = snapshot.engines[0]
+    return Journey(detail, engine, made.model, made.device, TITLE, {}, "", modelled=True)

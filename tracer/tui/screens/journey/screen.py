@@ -15,9 +15,9 @@ from tracer.analysis.errors import AnalysisError
 from tracer.state.view import RequestDetail, Snapshot
 from tracer.tui.listing import Query
 from tracer.tui.screens.base import FrameScreen
-from tracer.tui.screens.context_strip import engines_of
-from tracer.tui.screens.journey.data import Tale, modelled, traced
+from tracer.tui.screens.journey.data import Journey, modelled, traced
 from tracer.tui.screens.journey.page import FIRST, LAST, JourneyPage
+from tracer.tui.screens.request.shapes import engine_of
 from tracer.tui.toolkit.key_bar import Key
 from tracer.tui.toolkit.theme import ASCII, Look
 
@@ -26,7 +26,7 @@ LOOKED_THROUGH = 50
 
 
 class JourneyScreen(FrameScreen):
-    """Tells of the request chosen on the Live screen (else the newest one that is over); where
+    """Follows the request chosen on the Live screen (else the newest one that is over); where
     nothing is traced, or when asked for, of the one on the Budget screen."""
 
     NAME = "Journey"
@@ -35,7 +35,7 @@ class JourneyScreen(FrameScreen):
         Binding("escape", "leave", "back", show=False),
         Binding("right,down,enter,pagedown", "turn(1)", "the next stage", show=False),
         Binding("left,up,backspace,pageup", "turn(-1)", "the stage before", show=False),
-        Binding("home", "turn(-100)", "to the begin", show=False),
+        Binding("home", "turn(-100)", "to the start", show=False),
         Binding("end", "turn(100)", "to token 1 against token 2", show=False),
         Binding("o", "other", "measured or modelled", show=False),
         Binding("n", "neighbour(1)", "the next request", show=False),
@@ -47,18 +47,16 @@ class JourneyScreen(FrameScreen):
         self.page = JourneyPage(look)
         self.number = FIRST
         self.modelled = False
-        """Whether the request of the desk was asked for, though one is traced."""
+        """Whether the request of the Budget screen was asked for, though one is traced."""
         self.request_id: str | None = None
         self._chosen_on_list: str | None = None
-        self._made: tuple[int, Tale] | None = None
+        self._made: tuple[int, Journey] | None = None
 
     def compose(self) -> ComposeResult:
-        """The page and the keys."""
         yield self.page
         yield self.key_bar
 
     def tiles(self, size: Size) -> Mapping[Widget, Region]:
-        """A row of air on top where there is room."""
         width, height = size
         keys, air = 1 if height >= 5 else 0, 1 if height >= 26 else 0
         regions: dict[Widget, Region] = {
@@ -68,64 +66,51 @@ class JourneyScreen(FrameScreen):
             regions[self.key_bar] = Region(0, height - 1, width, 1)
         return regions
 
-    # --- drawing
-
     def draw(self) -> None:
-        """One frame."""
         if not self.is_mounted or not self.page.is_mounted:
             return
         app = self.tracer
-        snapshot = app.lens.snapshot(Query(limit=0))
-        trouble, tale = "", None
+        snapshot = app.frozen.snapshot(Query(limit=0))
+        trouble, journey, now = "", None, snapshot.now
         try:
-            tale = self._tale(snapshot)
+            journey = self._journey(snapshot)
         except AnalysisError as error:
             trouble = str(error)
-        now = tale.detail.view.closed or 0 if tale is not None and tale.modelled else snapshot.now
-        self.page.show(tale, self.number, now, trouble)
-        self.key_bar.show(self.keys(tale), app.note, news=app.note_is_news)
+        if journey is not None and journey.modelled:
+            now = journey.detail.view.closed or 0
+        self.page.show(journey, self.number, now, trouble)
+        self.key_bar.show(self.keys(journey), app.note, news=app.note_is_news)
         self.frame += 1
 
-    def _tale(self, snapshot: Snapshot) -> Tale:
-        """What is told now. Raises AnalysisError."""
+    def _journey(self, snapshot: Snapshot) -> Journey:
+        """Return what is shown now. Raises AnalysisError."""
         if not self.modelled:
             detail = self._detail()
             if detail is not None:
-                engines = engines_of(snapshot)
-                view = detail.view
-                engine = next(
-                    (each for each in engines if each.source == view.source),
-                    engines[0] if engines else None,
-                )
-                return traced(detail, engine, self.tracer.beside)
-        desk = self.tracer.desk
-        if self._made is None or self._made[0] != desk.version:
-            self._made = desk.version, modelled(desk.budget)
+                return traced(detail, engine_of(snapshot, detail.view), self.tracer.beside)
+        model = self.tracer.budget_model
+        if self._made is None or self._made[0] != model.version:
+            self._made = model.version, modelled(model.budget)
         return self._made[1]
 
     def _detail(self) -> RequestDetail | None:
-        """The traced request: chosen by hand here, on the list, or the newest that is over."""
-        lens, listing = self.tracer.lens, self.tracer.live.listing
+        """Return the traced request: chosen here, on the list, or the newest that is over."""
+        frozen, listing = self.tracer.frozen, self.tracer.live.listing
         if listing.chosen_id != self._chosen_on_list:
             self._chosen_on_list = self.request_id = listing.chosen_id
         if self.request_id is None:
-            snapshot = lens.snapshot(Query(limit=LOOKED_THROUGH))
-            over = (
-                view
-                for view in snapshot.requests
-                if view.closed is not None and view.output_tokens > 0
-            )
-            found = next(over, None) or next(iter(snapshot.requests), None)
-            if found is None:
+            snapshot = frozen.snapshot(Query(limit=LOOKED_THROUGH))
+            newest = snapshot.requests
+            over = [view for view in newest if view.closed is not None and view.output_tokens > 0]
+            if not newest:
                 return None
-            self.request_id = found.id
-        detail = lens.detail(self.request_id)
+            self.request_id = (over or newest)[0].id
+        detail = frozen.detail(self.request_id)
         if detail is None:
             self.request_id = None
         return detail
 
-    def keys(self, tale: Tale | None = None) -> Sequence[Key]:
-        """Keys of the last line."""
+    def keys(self, journey: Journey | None = None) -> Sequence[Key]:
         arrows = ("←", "→") if self.look.glyphs is not ASCII else ("<", ">")
         keys = [
             Key(arrows[1], "next", "turn(1)"),
@@ -133,43 +118,37 @@ class JourneyScreen(FrameScreen):
             Key("Esc", "leave", "leave"),
             Key("?", "help", "app.help"),
         ]
-        if tale is not None and not tale.modelled:
+        if journey is not None and not journey.modelled:
             keys += [Key("o", "modelled", "other"), Key("n", "next request", "neighbour(1)")]
         elif self.modelled:
             keys.append(Key("o", "measured", "other", True))
         keys += [Key("5", "budget", "app.tab(5)"), Key("q", "quit", "app.quit")]
         return keys
 
-    # --- what the user does
-
     def action_leave(self) -> None:
-        """Back to the list."""
         self.tracer.action_tab(1)
 
     def action_turn(self, pages: int) -> None:
-        """Turn pages."""
         self.number = max(FIRST, min(LAST, self.number + pages))
         self.draw()
 
     def on_click(self, event: events.Click) -> None:
-        """The right half of the page goes on, the left half back."""
+        """Turn on in the right half of the page, back in the left."""
         if event.screen_y < self.size.height - 1:
             self.action_turn(1 if event.screen_x >= self.size.width // 2 else -1)
 
     def action_other(self) -> None:
-        """The request of the desk, or back to the traced one."""
         if not self.modelled or self._detail() is not None:
             self.modelled = not self.modelled
         self.draw()
 
     def action_neighbour(self, steps: int) -> None:
-        """The request before or after this one in the list."""
         detail = None if self.modelled else self._detail()
         if detail is None:
             return
         found = self.tracer.live.neighbour(detail.view, steps)
         if found is None:
-            self.tracer.say("that was the last one" if steps > 0 else "that was the first one")
+            self.tracer.report("that was the last one" if steps > 0 else "that was the first one")
             return
         self.request_id = found.id
         self.draw()

@@ -1,46 +1,51 @@
 """The KV cache: how much is live, cached and free, what a request takes of it and how many more
-fit, and a map of its blocks in which the selected request stands out. With all the room, who holds
-how much."""
+fit, and a map of its blocks. With all the room, who holds how much.
+
+The map has one glyph a block, or one for several where there are more blocks than cells. Live
+blocks are tinted by the request that holds them, cached ones get smaller and darker with the time
+for which nobody has held them, and the blocks of the selected request stand out: filled where it
+computed them, framed where the prefix cache gave them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import groupby
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.segment import Segment
+from rich.style import Style
 
-from tracer.state.engine.pool import Pool, Prefix, cached_ages, pool_of, prefix_of
+from engine_hooks.protocol.stages import Stage
+from tracer.format import figures
+from tracer.state.engine.kv import BLOCKS_SHOWN
+from tracer.state.engine.kv import CACHED as CACHED_BYTE
+from tracer.state.engine.pool import Pool, Prefix, age_classes, cached_ages, pool_of, prefix_of
 from tracer.state.view import EngineView, RequestDetail, RequestView, Snapshot, Wait
-from tracer.tui.naming import phase_text, short_id
+from tracer.tui.naming import short_id
 from tracer.tui.screens.context_strip import engines_of
-from tracer.tui.screens.live.block_map import (
-    CACHED,
-    CHOSEN,
-    FREE,
-    HIT,
-    LIVE,
-    OLDER,
-    OLDEST,
-    States,
-    block_glyph,
-    block_style,
-    blocks_a_cell,
-    map_rows,
-    shares_of,
-    states_of,
-)
-from tracer.tui.toolkit import figures
+from tracer.tui.screens.live.rows import Entry, request_table, with_table, words
 from tracer.tui.toolkit.canvas import Line, Row, blank
 from tracer.tui.toolkit.panel import Panel
-from tracer.tui.toolkit.theme import Look
+from tracer.tui.toolkit.theme import Look, blend
 
 NAMES = 9
 """Cells of what a row is about."""
 LEAST_MAP = 3
 """Rows that the map keeps before figures get more."""
-BESIDE_FROM = 100
-"""Cells from which, with all the room, the holders stand beside the map."""
-_NO_STATES = np.zeros(0, np.uint8)
+FREE, CACHED, OLDER, OLDEST, LIVE, CHOSEN, HIT = 0, 1, 2, 3, 4, 250, 251
+"""States of a block in the map; live blocks carry the tint of their request added to LIVE."""
+TINTS = 3
+AGED = (CACHED, OLDER, OLDEST)
+"""By class of age."""
+
+States = NDArray[np.uint8]
+
+_SHOWN = np.array([FREE, CACHED, *(LIVE + slot % TINTS for slot in range(254))], np.uint8)
+"""State by byte of the snapshot's map."""
+_NO_STATES: States = np.zeros(0, np.uint8)
 
 
 class KvPanel(Panel):
@@ -48,8 +53,8 @@ class KvPanel(Panel):
 
     pad = 1
 
-    def __init__(self, look: Look, *, first: bool = True) -> None:
-        super().__init__(look, id="kv", edge=True, first=first)
+    def __init__(self, look: Look) -> None:
+        super().__init__(look, id="kv", edge=True, first=True)
         self.engine: EngineView | None = None
         self.pool: Pool | None = None
         self.states: States = _NO_STATES
@@ -64,54 +69,41 @@ class KvPanel(Panel):
 
     @property
     def holders_wanted(self) -> int:
-        """How many of those that hold blocks it has room for."""
         return self.size.height if self.whole else 0
 
     def show(
-        self,
-        snapshot: Snapshot,
-        detail: RequestDetail | None = None,
-        holders: Sequence[RequestView] = (),
+        self, snapshot: Snapshot, detail: RequestDetail | None, holders: Sequence[RequestView]
     ) -> bool:
         """Draw the cache of the first engine that has one; `detail` is the selected request,
         `holders` are those that hold most. True when the size of the pool is news."""
         engines = engines_of(snapshot)
         before = self.engine.num_blocks if self.engine is not None else None
-        engine = next(
-            (engine for engine in engines if engine.num_blocks), engines[0] if engines else None
-        )
+        engine = next((each for each in engines if each.num_blocks), next(iter(engines), None))
         self.engine = engine
         self.pool = None if engine is None else pool_of(engine)
         self.ages = cached_ages(snapshot)
-        self.view = detail.view if detail is not None else None
-        ids = detail.block_ids if detail is not None else ()
+        self.view = None if detail is None else detail.view
+        ids = () if detail is None else detail.block_ids
         self.chosen = frozenset(ids)
-        self.prefix = (
-            prefix_of(self.view, engine.block_size)
-            if self.view is not None and engine is not None
-            else None
-        )
-        hits = self.prefix.hit if self.prefix is not None else 0
+        size = None if engine is None else engine.block_size
+        self.prefix = None if self.view is None else prefix_of(self.view, size)
+        hits = 0 if self.prefix is None else self.prefix.hit
         if snapshot.kv_blocks:
             self.states = states_of(snapshot.kv_blocks, snapshot.kv_since, snapshot.now, ids, hits)
         elif engine is not None and engine.num_blocks and engine.used is not None:
             self.states = shares_of(engine.num_blocks, engine.used, engine.cached or 0)
         else:
             self.states = _NO_STATES
-        source = engine.source if engine is not None else ""
+        source = "" if engine is None else engine.source
         self.next = next((wait for wait in snapshot.waits if wait.engine == source), None)
         self.holders = tuple(view for view in holders if view.blocks)
         self.repaint()
-        return before != (engine.num_blocks if engine is not None else None)
+        return before != (None if engine is None else engine.num_blocks)
 
     def wanted(self, width: int) -> int:
-        """Rows that show every block of the pool as well as this width allows, title and figures
-        included."""
-        total = (
-            self.engine.num_blocks if self.engine is not None and self.engine.num_blocks else 256
-        )
-        inner = max(1, width - 3)
-        return 7 + -(-total // max(1, inner // 2))
+        """Return the rows that show every block of the pool, title and figures included."""
+        total = (self.engine.num_blocks if self.engine is not None else None) or 256
+        return 7 + -(-total // max(1, (width - 3) // 2))
 
     def title(self) -> str:
         return "KV cache"
@@ -120,34 +112,37 @@ class KvPanel(Panel):
         engine = self.engine
         if engine is None or not engine.num_blocks or engine.used is None or engine.cached is None:
             return []
-        share = Segment(
-            f"{figures.percent((engine.used + engine.cached) / engine.num_blocks)} %",
-            self.look.bold,
-        )
-        held = self.view.blocks if self.view is not None else None
-        count = len(self.chosen) or held
+        look = self.look
+        held = (engine.used + engine.cached) / engine.num_blocks
+        share = Segment(figures.percentage(held), look.bold)
+        count = len(self.chosen) or (self.view.blocks if self.view is not None else None)
         if not count:
             return [share]
-        chosen = Segment(
-            f"{self.look.glyphs.live_block} selected {count}", block_style(self.look, CHOSEN)
-        )
-        return [chosen, Segment("  ", self.look.text), share]
+        text = f"{look.glyphs.live_block} selected {count}"
+        return [Segment(text, block_style(look, CHOSEN)), Segment("  ", look.text), share]
 
     def body(self, width: int, height: int) -> list[Row]:
-        look, engine = self.look, self.engine
-        if engine is None or not engine.num_blocks or engine.used is None:
-            text = "not told by this engine" if engine is not None and engine.steps else ""
-            return [Line(width).put(text, look.dim).end(look.text)]
-        if self.whole and height >= 8:
-            return self._with_holders(width, height, engine)
-        facts = self._facts(width, engine)
-        shown = [self._shares(width, engine), *facts[: max(0, height - 1 - LEAST_MAP)]]
-        map_height = height - len(shown)
-        if map_height > 0:
-            shown += map_rows(look, self.states, width, map_height)
-        return shown
+        engine, pool = self.engine, self.pool
+        if engine is None or pool is None or not engine.num_blocks or engine.used is None:
+            text = "not reported by this engine" if engine is not None and engine.steps else ""
+            return [words(self.look, width, text)]
 
-    # --- figures
+        cache, table = partial(self._cache, engine, pool), partial(self._table, engine)
+        if self.whole and height >= 8:
+            return with_table(self.look, width, height, cache, table, len(self.holders))
+        return cache(width, height)
+
+    def _cache(self, engine: EngineView, pool: Pool, width: int, height: int) -> list[Row]:
+        """Draw as many figures as leave room for a map, and the map."""
+        look = self.look
+        facts = self._facts(width, engine, pool)
+        rows = [self._shares(width, engine), *facts[: max(0, height - 1 - LEAST_MAP)]]
+        if self.whole:
+            blocks = blocks_a_cell(len(self.states), width, max(1, height - len(rows) - 1))
+            if blocks > 1:
+                rows.append(self._fact(width, "map", f"{figures.count(blocks)} blocks a glyph"))
+            rows.append(blank(width, look.text))
+        return rows + map_rows(look, self.states, width, height - len(rows))
 
     def _shares(self, width: int, engine: EngineView) -> Row:
         look = self.look
@@ -157,195 +152,224 @@ class KvPanel(Panel):
         for index, (state, name, value) in enumerate(
             ((LIVE, "live", used), (CACHED, "cached", cached), (FREE, "free", free))
         ):
-            line.fill_to((0, 12, 26)[index] if width < 48 else index * (width // 3), look.text)
-            line.put(block_glyph(look, state) + " ", block_style(look, state))
-            line.put(f"{name} ", look.dim).put(f"{value / total:.0%}", look.text)
+            line.fill_to(max(index * (width // 3), line.used + min(index, 1)), look.text)
+            line.add(block_glyph(look, state) + " ", block_style(look, state))
+            line.add(f"{name} ", look.dim).add(figures.percentage(value / total), look.text)
         return line.end(look.text)
 
-    def _facts(self, width: int, engine: EngineView) -> list[Row]:
-        """The figures, a row each, the most telling first."""
-        pool, look = self.pool, self.look
-        assert pool is not None  # of an engine
-        rows = [self._fits(width, pool)]
+    def _facts(self, width: int, engine: EngineView, pool: Pool) -> list[Row]:
+        """Draw the figures, a row each, the most telling first."""
+        look = self.look
+        dot, times = look.glyphs.dot, look.glyphs.times
+        seen, worst = figures.count(pool.fit_mean), figures.count(pool.fit_worst)
+        mean, longest = figures.short_count(pool.mean_tokens), figures.short_count(pool.longest)
+        room = width - NAMES
+        text = figures.fitting(
+            room,
+            f"{seen} average requests ({mean} tokens), {worst} of {longest} (longest)",
+            f"{seen} average requests ({mean} tokens), {worst} of {longest}",
+            f"{seen} average ({mean} tokens), {worst} of {longest}",
+            f"{seen} of {mean} tokens, {worst} of {longest}",
+        )
+        rows = [self._fact(width, "room for", text)]
         if self.view is not None and self.prefix is not None:
             rows.append(self._chosen(width, self.view, self.prefix))
         elif self.next is not None and self.next.tokens is not None and pool.block_size:
-            need = -(-self.next.tokens // pool.block_size)
-            left = figures.count(pool.available)
-            text = f"needs {figures.count(need)} blocks, {left} are left"
+            need = figures.count(-(-self.next.tokens // pool.block_size))
+            text = f"needs {need} blocks, {figures.count(pool.available)} free"
             rows.append(self._fact(width, "next", text))
-        rows.append(self._growth(width, engine, pool))
-        text = (
-            f"{figures.count(pool.blocks)} {look.glyphs.times} {figures.count(pool.block_size)} "
-            "tokens"
+        token, blocks = figures.size(pool.token_bytes), figures.count(pool.mean_held)
+        text = f"{token} a token {dot} {blocks} blocks a request"
+        text = figures.fitting(
+            room,
+            f"{text}, at most {figures.count(engine.most_held)}",
+            text,
+            f"{token}/token {dot} {blocks} blocks",
         )
+        rows.append(self._fact(width, "memory", text))
+        text = f"{figures.count(pool.blocks)} {times} {figures.count(pool.block_size)} tokens"
         if pool.block_bytes and pool.blocks:
             text += f" = {figures.size(pool.block_bytes * pool.blocks)}"
-        rows.append(self._fact(width, "pool", text))
-        rows.append(self._ages(width, engine))
-        return rows
+        return [*rows, self._fact(width, "pool", text), self._ages(width, engine)]
 
     def _fact(self, width: int, name: str, text: str) -> Row:
-        return (
-            Line(width)
-            .put(name.ljust(NAMES), self.look.dim)
-            .put(text, self.look.text)
-            .end(self.look.text)
-        )
-
-    def _fits(self, width: int, pool: Pool) -> Row:
-        """How many more requests fit: of the mean length, and of the longest that is allowed."""
-        seen, worst = figures.count(pool.fit_mean), figures.count(pool.fit_worst)
-        mean, longest = figures.short_count(pool.mean_tokens), figures.short_count(pool.longest)
-        text = figures.fitting(
-            width - NAMES, f"{seen} more of {mean} tokens (mean), {worst} of {longest} (longest)",
-            f"{seen} of {mean} (mean), {worst} of {longest} (longest)",
-            f"{seen} of {mean} tokens, {worst} of {longest}",
-        )  # fmt: skip
-        return self._fact(width, "more fit", text)
-
-    def _growth(self, width: int, engine: EngineView, pool: Pool) -> Row:
-        token = "-" if pool.token_bytes is None else figures.size(pool.token_bytes)
-        mean = "-" if pool.mean_held is None else f"{pool.mean_held:.1f}"
-        most = figures.count(engine.most_held)
-        text = figures.fitting(
-            width - NAMES,
-            f"{token} a token; {mean} blocks a request, at most {most}",
-            f"{token} a token; {mean} blocks each, at most {most}",
-            f"{token} a token; {mean} blocks each",
-            f"{token}; {mean} blocks each",
-        )
-        return self._fact(width, "takes", text)
+        line = Line(width).add(name.ljust(NAMES), self.look.dim)
+        return line.add(text, self.look.text).end(self.look.text)
 
     def _ages(self, width: int, engine: EngineView) -> Row:
-        """Evictions, and cached blocks by how long nobody has held them: the legend of their glyphs
-        too."""
+        """Draw evictions, and cached blocks by age: the legend of their glyphs too."""
         look = self.look
-        line = (
-            Line(width)
-            .put("evicted".ljust(NAMES), look.dim)
-            .put(figures.short_count(engine.evicted), look.text)
-        )
+        line = Line(width).add("evicted".ljust(NAMES), look.dim)
+        line.add(figures.short_count(engine.evicted), look.text)
         if self.ages is not None:
-            names = ("10 s", "1 min", "older")
-            line.put("  cached", look.dim)
-            for state, name, count in zip((CACHED, OLDER, OLDEST), names, self.ages, strict=True):
-                text = f" {figures.short_count(count)}"
-                if line.room < len(name) + len(text) + 4:
+            line.add(f" {look.glyphs.dot} cached for", look.dim)
+            for state, name, count in zip(
+                AGED, ("10 s", "1 min", "longer"), self.ages, strict=True
+            ):
+                text = f" {name}: {figures.short_count(count)}"
+                if line.room < len(text) + 2:
                     break
-                line.put("  " + block_glyph(look, state), block_style(look, state)).put(
-                    f" {name}", look.dim
-                )
-                line.put(text, look.text)
+                line.add(" " + block_glyph(look, state), block_style(look, state))
+                line.add(text, look.text)
         return line.end(look.text)
 
     def _chosen(self, width: int, view: RequestView, prefix: Prefix) -> Row:
-        """The selected request: which blocks of its prompt were hits, and how many it may come to
-        hold."""
+        """Draw which blocks of the selected request were hits, and how many it may come to hold."""
         look = self.look
-        names = min(width, NAMES - 1)
-        line = Line(width).put_segments(
-            [Segment(short_id(view.id, names, look.glyphs.ellipsis), look.dim)], names
-        )
-        line.put(" ", look.text)
-        hit, prompt, most = (
-            figures.count(value) for value in (prefix.hit, prefix.prompt, prefix.longest)
-        )
+        names = NAMES - 1
+        line = Line(width).add_text(short_id(view.id, names, look.glyphs.ellipsis), look.dim, names)
+        line.add(" ", look.text)
+        hit, prompt = figures.count(prefix.hit), figures.count(prefix.prompt)
+        most = figures.count(prefix.longest)
+        blocks = prefix.prompt + prefix.grown
         text = figures.fitting(
-            line.room - min(12, prefix.prompt + prefix.grown),
+            line.room - min(12, blocks),
             f"{hit} of {prompt} prompt blocks hit, at most {most}",
             f"{hit}/{prompt} hit, at most {most}",
             f"{hit}/{prompt} hit",
         )
-        room = min(line.room - len(text) - 1, prefix.prompt + prefix.grown)
+        room = min(line.room - len(text) - 1, blocks)
         if room >= 4:
-            line.put_segments(prefix_strip(look, prefix, room), room).put(" ", look.text)
-        return line.put(text, look.text).end(look.text)
+            line.add_segments(prefix_strip(look, prefix, room), room).add(" ", look.text)
+        return line.add(text, look.text).end(look.text)
 
-    # --- with all the room
-
-    def _with_holders(self, width: int, height: int, engine: EngineView) -> list[Row]:
+    def _table(self, engine: EngineView, width: int, height: int) -> list[Row]:
         look = self.look
-        beside = width >= BESIDE_FROM
-        left = width * 11 // 20 if beside else width
-        rows = [self._shares(left, engine), *self._facts(left, engine)]
-        cell = blocks_a_cell(len(self.states), left, max(1, height - len(rows) - 1))
-        if cell > 1:
-            rows.append(self._fact(left, "map", f"a glyph stands for {figures.count(cell)} blocks"))
-        rows.append(blank(left, look.text))
-        if not beside:
-            spare = height - len(rows)
-            table = min(spare - 2, len(self.holders) + 1) if spare >= 6 else 0
-            map_height = max(0, spare - table - 1) if table >= 2 else spare
-            rows += map_rows(look, self.states, left, map_height)
-            if table >= 2:
-                rows.append(blank(width, look.text))
-                rows += self._table(width, table)
-            return rows
-        rows += map_rows(look, self.states, left, height - len(rows))
-        gap = [Segment(f" {look.glyphs.vertical} ", look.faint)]
-        table_rows = self._table(width - left - 3, height)
-        return [[*row, *gap, *other] for row, other in zip(rows, table_rows, strict=True)]
+        heads = {"holder": 0, "blocks": 7, "memory": 10, "tokens": 8, "hits": 6}
 
-    def _table(self, width: int, height: int) -> list[Row]:
-        """Who holds blocks, the most first, in exactly `height` rows."""
-        look, engine = self.look, self.engine
-        names = min(width, 14, max(6, width // 4))
-        line = Line(width).put("holder".ljust(names), look.dim).put("blocks".rjust(7), look.dim)
-        line.put("memory".rjust(10), look.dim).put("tokens".rjust(8), look.dim).put(
-            "hits".rjust(6), look.dim
-        )
-        rows: list[Row] = [line.put("  ", look.text).put("phase", look.dim).end(look.text)]
-        size = engine.block_size if engine is not None else None
-        block_bytes = engine.block_bytes if engine is not None else None
-        for view in self.holders[: max(0, height - 1)]:
-            chosen = self.view is not None and view.key == self.view.key
-            prefix = prefix_of(view, size)
-            line = Line(width).put_segments(
-                [
-                    Segment(
-                        short_id(view.id, names, look.glyphs.ellipsis),
-                        look.accent if chosen else look.text,
-                    )
-                ],
-                names,
-            )
-            line.put(figures.count(view.blocks).rjust(7), look.bold)
-            held = view.blocks * block_bytes if view.blocks and block_bytes else None
-            line.put(figures.size(held).rjust(10), look.text)
-            line.put(figures.short_count(view.computed_tokens).rjust(8), look.text)
-            line.put(
-                figures.short_count(prefix.hit if prefix is not None else None).rjust(6), look.text
-            )
-            text, style = phase_text(view, look)
-            rows.append(line.put("  ", look.text).put_text(text, style).end(look.text))
-        if (
-            engine is not None
-            and engine.holders > len(rows) - 1
-            and len(rows) == height
-            and height > 1
-        ):
-            left = engine.holders - (len(rows) - 2)
-            rows[-1] = Line(width).put(f"and {figures.count(left)} more", look.dim).end(look.text)
-        while len(rows) < height:
-            rows.append(blank(width, look.text))
-        return rows[:height]
+        def entries() -> Iterator[Entry]:
+            for view in self.holders:
+                chosen = self.view is not None and view.key == self.view.key
+                prefix = prefix_of(view, engine.block_size)
+                size = (view.blocks or 0) * engine.block_bytes if engine.block_bytes else None
+                yield (
+                    view,
+                    look.accent if chosen else look.text,
+                    (
+                        (figures.count(view.blocks), look.bold),
+                        (figures.size(size), look.text),
+                        (figures.short_count(view.computed_tokens), look.text),
+                        (figures.short_count(prefix.hit if prefix else None), look.text),
+                    ),
+                )
+
+        return request_table(look, width, height, heads, entries(), engine.holders)
 
 
 def prefix_strip(look: Look, prefix: Prefix, cells: int) -> list[Segment]:
-    """The blocks of a request from its first token on, exactly `cells` glyphs: hits of the prefix
-    cache, what it computed, and what it generated since. Several blocks a glyph where there are
-    more."""
+    """Draw the blocks of a request from its first token on, exactly `cells` glyphs: hits of the
+    prefix cache, what it computed, and what it generated since. Several blocks a glyph where there
+    are more."""
     total = prefix.prompt + prefix.grown
     segments: list[Segment] = []
     done = 0
-    for state, blocks in ((HIT, prefix.hit), (CHOSEN, prefix.hit + prefix.computed), (LIVE, total)):
+    for state, blocks in ((HIT, prefix.hit), (CHOSEN, prefix.prompt), (LIVE, total)):
         end = (cells if blocks == total else round(blocks * cells / total)) if total else 0
         if end > done:
-            segments.append(
-                Segment(block_glyph(look, state) * (end - done), block_style(look, state))
-            )
+            glyphs = block_glyph(look, state) * (end - done)
+            segments.append(Segment(glyphs, block_style(look, state)))
             done = end
-    if done < cells:
-        segments.append(Segment(" " * (cells - done), look.text))
-    return segments
+    return segments if done == cells else [*segments, Segment(" " * (cells - done), look.text)]
+
+
+def states_of(
+    blocks: bytes, since: bytes, now: int, chosen: Sequence[int] = (), hits: int = 0
+) -> States:
+    """Return one state a block, of a snapshot's map (`kv_blocks`, `kv_since`). `chosen`: block ids
+    of the selected request, of which the first `hits` came from the prefix cache."""
+    states: States = _SHOWN[np.frombuffer(blocks, np.uint8)]
+    if since and CACHED_BYTE in blocks:
+        ages = age_classes(blocks, since, now)
+        for age, state in enumerate(AGED[1:], 1):
+            states[ages == age] = state
+    for place, block in enumerate(chosen):
+        if 0 <= block < len(states):
+            states[block] = HIT if place < hits else CHOSEN
+    return states
+
+
+def shares_of(total: int, used: int, cached: int) -> States:
+    """Return states where block ids are not traced: shares laid end to end, scaled down beyond
+    `BLOCKS_SHOWN`."""
+    shown = min(total, BLOCKS_SHOWN)
+    used, cached = used * shown // total, cached * shown // total
+    states = np.full(shown, FREE, np.uint8)
+    states[:used] = LIVE
+    states[used : used + cached] = CACHED
+    return states
+
+
+def fold(states: States, share: int) -> States:
+    """Return one state for every `share` blocks: the selected request's before all, then the most
+    frequent."""
+    if share <= 1:
+        return states
+    cells = -(-len(states) // share)
+    padded = np.full(cells * share, 255, np.uint8)
+    padded[: len(states)] = states
+    grid = padded.reshape(cells, share)
+    best, most = np.zeros(cells, np.uint8), np.zeros(cells, np.int64)
+    for state in np.unique(states).tolist():
+        counts = (grid == state).sum(axis=1)
+        if state in (CHOSEN, HIT):
+            counts = np.where(counts > 0, counts + share, 0)
+        ahead = counts >= np.maximum(most, 1)
+        best[ahead], most[ahead] = state, counts[ahead]
+    return best
+
+
+def blocks_a_cell(blocks: int, width: int, height: int) -> int:
+    cells = (width // 2 if _spaced(blocks, width, height) else width) * height
+    return max(1, -(-blocks // cells)) if cells > 0 else 1
+
+
+def _spaced(blocks: int, width: int, height: int) -> bool:
+    return -(-blocks // max(1, width // 2)) <= height
+
+
+def map_rows(look: Look, states: States, width: int, height: int) -> list[Row]:
+    """Draw the map in exactly `height` rows: with a gap after each block where there is room,
+    without one where there is less, or several blocks a glyph."""
+    gap = _spaced(len(states), width, height)
+    per_row = width // 2 if gap else width
+    if per_row < 1 or height < 1:
+        return [blank(width, look.text)] * max(0, height)
+    cells = fold(states, blocks_a_cell(len(states), width, height)).tobytes()
+    rows: list[Row] = []
+    for begin in range(0, per_row * height, per_row):
+        line = Line(width)
+        for state, run in groupby(cells[begin : begin + per_row]):
+            glyph = block_glyph(look, state) + " " * gap
+            line.add(glyph * len(list(run)), block_style(look, state))
+        rows.append(line.end(look.text))
+    return rows
+
+
+def block_glyph(look: Look, state: int) -> str:
+    glyphs = look.glyphs
+    others: dict[int, str] = {
+        FREE: glyphs.free_block,
+        CACHED: glyphs.cached_block,
+        OLDER: glyphs.older_block,
+        OLDEST: glyphs.oldest_block,
+        HIT: glyphs.hit_block,
+    }
+    return others.get(state, glyphs.live_block)
+
+
+def block_style(look: Look, state: int) -> Style:
+    if state == FREE:
+        return look.faint
+    if state in AGED:
+        return _tinted(look, Stage.TOKENISE, (1.0, 0.72, 0.5)[AGED.index(state)])
+    if state in (CHOSEN, HIT):
+        flags = "bold" if look.palette.depth else "bold reverse"
+        return look.style(look.stage_colours[Stage.LM_HEAD], None, flags)
+    return _tinted(look, Stage.DECODE, (1.0, 0.78, 0.58)[(state - LIVE) % TINTS])
+
+
+def _tinted(look: Look, stage: Stage, share: float) -> Style:
+    colour = look.stage_colours[stage]
+    if look.palette.depth < 24:
+        return look.style(colour)
+    return look.style(blend(colour, look.palette.back, share))

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.segment import Segment
-from textual import events
 
 from tracer.format.text import cell_width, clean, fit
-from tracer.tui.toolkit.canvas import Line, Row
-from tracer.tui.toolkit.panel import Panel
+from tracer.tui.screens.live.rows import words
+from tracer.tui.toolkit.canvas import Row
+from tracer.tui.toolkit.scroll_card import ScrollCard
 from tracer.tui.toolkit.theme import Look
 
 LINE_ROOM = 4_000
 """Characters of a line that are looked at; a longer one is cut."""
 
 
-class LogPane(Panel):
+class LogPane(ScrollCard):
     """The last lines that fit; up and down look back."""
-
-    pad = 1
 
     def __init__(self, look: Look) -> None:
         super().__init__(look, id="log")
@@ -34,9 +32,8 @@ class LogPane(Panel):
         room = max(1, self.size.height - 1)
         end = len(lines) - self.back
         # A deque is sliced from its end: only what is shown is touched.
-        wanted = [lines[index] for index in range(max(0, end - room), max(0, end))]
-        self.lines, self.path = wanted, path
-        self.total = len(lines)
+        self.lines = [lines[index] for index in range(max(0, end - room), max(0, end))]
+        self.path, self.total = path, len(lines)
         self.repaint()
 
     def title(self) -> str:
@@ -53,34 +50,18 @@ class LogPane(Panel):
         look = self.look
         rows: list[Row] = []
         for text in self.lines[-height:] if height else ():
-            plain = text[:LINE_ROOM].rstrip("\r\n")
-            lowered = plain.lower()
-            style = look.text
-            if "error" in lowered or "traceback" in lowered or "critical" in lowered:
+            line = text[:LINE_ROOM].rstrip("\r\n")
+            lowered = line.lower()
+            style = look.warn if "warn" in lowered else look.text
+            if any(word in lowered for word in ("error", "traceback", "critical")):
                 style = look.bad
-            elif "warn" in lowered:
-                style = look.warn
-            rows.append(
-                Line(width).put_text(plain, style, ellipsis=look.glyphs.ellipsis).end(look.text)
-            )
-        if not rows:
-            nothing = (
-                "the engine has written nothing yet" if self.path else "nothing has happened yet"
-            )
-            rows.append(Line(width).put(nothing, look.dim).end(look.text))
-        return rows
+            rows.append(words(look, width, line, style))
+        if rows:
+            return rows
+        nothing = "the engine has written nothing yet" if self.path else "nothing has happened yet"
+        return [words(look, width, nothing)]
 
-    def look_back(self, lines: int) -> None:
-        """Move back (+) or forward (-) by lines."""
+    def scroll_rows(self, rows: int) -> None:
+        """Scroll by rows (+ is down, to newer lines)."""
         most = max(0, self.total - max(1, self.size.height - 1))
-        self.back = max(0, min(most, self.back + lines))
-
-    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        """Older lines."""
-        event.stop()
-        self.look_back(3)
-
-    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        """Newer lines."""
-        event.stop()
-        self.look_back(-3)
+        self.back = max(0, min(most, self.back - rows))

@@ -3,14 +3,27 @@ with their values."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tracer.format import figures
 from tracer.state.metrics.histogram import Quantiles
 from tracer.state.view import Snapshot
 from tracer.tui.screens.context_strip import engines_of
-from tracer.tui.toolkit import figures
 from tracer.tui.toolkit.canvas import Canvas, Line, Row
 from tracer.tui.toolkit.theme import Look
 
-TIMERS = (("QUEUE", "queue"), ("PREFILL", "prefill"), ("TTFT", "ttft"), ("ITL", "itl"))
+TIMERS = ("queue", "prefill", "ttft", "itl")
+COLUMNS_FROM = 112
+"""Cells from which quantiles have columns of their own."""
+
+
+class Gauge(NamedTuple):
+    """A figure of now with its name, and a short name for narrow screens."""
+
+    name: str
+    short: str
+    value: str
 
 
 class NumbersStrip(Canvas):
@@ -22,136 +35,103 @@ class NumbersStrip(Canvas):
         self.snapshot: Snapshot | None = None
 
     def show(self, snapshot: Snapshot | None) -> None:
-        """Draw the timers and gauges of a snapshot."""
         self.snapshot = snapshot
         self.repaint()
 
     def paint(self, width: int, height: int) -> list[Row]:
-        """Names above values; the widest form that fits."""
-        timers = self.snapshot.timers if self.snapshot else {}
-        gauges = gauges_of(self.snapshot)
         if height < 2:
-            return [self._one_row(width, timers, gauges)]
-        if width >= 112:
-            return self._columns(
-                width, timers, gauges, 8 if width >= 170 else 7 if width >= 140 else 6
-            )
-        return self._slashes(width, timers, gauges)
+            return [self._one_row(width)]
+        columns = width >= COLUMNS_FROM
+        return self._columns(width) if columns else self._slashes(width)
 
-    def _columns(
-        self,
-        width: int,
-        timers: dict[str, Quantiles],
-        gauges: list[tuple[str, str, str]],
-        cells: int,
-    ) -> list[Row]:
+    def _quantiles(self) -> list[tuple[str, Quantiles]]:
+        timers = self.snapshot.timers if self.snapshot else {}
+        return [(name.upper(), timers.get(name, Quantiles())) for name in TIMERS]
+
+    def _columns(self, width: int) -> list[Row]:
         look = self.look
-        names, values = Line(width).put(" ", look.text), Line(width).put(" ", look.text)
-        for label, key in TIMERS:
-            quantiles = timers.get(key, Quantiles())
-            first = max(cells, len(label) + 4)
-            names.put(f"{label} ms".ljust(first), look.accent)
-            names.put("p95".ljust(cells), look.dim).put("p99".ljust(cells + 1), look.dim)
-            values.put(_short_ms(quantiles.p50).ljust(first), look.bold)
-            values.put(_short_ms(quantiles.p95).ljust(cells), look.text)
-            values.put(_short_ms(quantiles.p99).ljust(cells + 1), look.text)
-        room = max(0, width - names.used - 1)
-        long = room >= sum(len(name) + 2 for name, _, _ in gauges)
-        spare = (
-            max(0, room - sum(len(name) + 2 for name, _, _ in gauges)) // len(gauges) if long else 0
-        )
-        for name, value, short in gauges:
-            slot = (
-                len(name) + 2 + min(4, spare)
-                if long
-                else max(6, len(value) + 1 if "/" in value else 0)
-            )
-            names.put((name if long else short).ljust(slot)[:slot], look.accent)
-            values.put(value.ljust(slot)[:slot], look.bold)
+        cells = 8 if width >= 170 else 7 if width >= 140 else 6
+        names, values = Line(width).add(" ", look.text), Line(width).add(" ", look.text)
+        for name, quantiles in self._quantiles():
+            unit, texts = in_one_unit(quantiles, lambda texts: max(map(len, texts)) < cells)
+            first = max(cells, len(name) + 4)
+            names.add(f"{name} {unit}".ljust(first), look.accent)
+            names.add("p95".ljust(cells) + "p99".ljust(cells + 1), look.dim)
+            values.add(texts[0].ljust(first), look.bold)
+            values.add(texts[1].ljust(cells) + texts[2].ljust(cells + 1), look.text)
+        gauges = gauges_of(self.snapshot)
+        spare = width - names.used - 1 - sum(len(gauge.name) + 2 for gauge in gauges)
+        for gauge in gauges:
+            if spare >= 0:
+                name, slot = gauge.name, len(gauge.name) + 2 + min(4, spare // len(gauges))
+            else:
+                name, slot = gauge.short, max(6, len(gauge.value) + 1 if "/" in gauge.value else 0)
+            names.add(name.ljust(slot)[:slot], look.accent)
+            values.add(gauge.value.ljust(slot)[:slot], look.bold)
         return [names.end(look.text), values.end(look.text)]
 
-    def _slashes(
-        self, width: int, timers: dict[str, Quantiles], gauges: list[tuple[str, str, str]]
-    ) -> list[Row]:
+    def _slashes(self, width: int) -> list[Row]:
         look = self.look
-        names, values = Line(width).put(" ", look.text), Line(width).put(" ", look.text)
-        cells = [max(len(short), 3) + 1 for _, _, short in gauges]
-        slot = max(8, min(20, (width - 1 - sum(cells)) // len(TIMERS)))
-        for label, key in TIMERS:
-            names.put(f"{label} ms".ljust(slot)[:slot], look.accent)
+        names, values = Line(width).add(" ", look.text), Line(width).add(" ", look.text)
+        gauges = [
+            (gauge, 1 + max(len(gauge.short), 5 if gauge.short == "KV" else 3))
+            for gauge in gauges_of(self.snapshot)
+        ]
+        room = width - 1 - sum(cells for _, cells in gauges)
+        slot = max(8, min(20, room // len(TIMERS)))
+        for name, quantiles in self._quantiles():
             before = values.used
-            self._triple(values, timers.get(key, Quantiles()), slot - 1)
+            unit = self._triple(values, quantiles, slot - 1)
+            names.add(f"{name} {unit}".ljust(slot)[:slot], look.accent)
             values.fill_to(before + slot, look.text)
-        for (_, value, short), room in zip(gauges, cells, strict=True):
-            names.put(short.ljust(room), look.accent)
-            values.put(value.partition("/")[0].ljust(room)[:room], look.bold)
+        for gauge, cells in gauges:
+            names.add(gauge.short.ljust(cells), look.accent)
+            values.add(gauge.value.partition("/")[0].ljust(cells)[:cells], look.bold)
         return [names.end(look.text), values.end(look.text)]
 
-    def _triple(self, line: Line, quantiles: Quantiles, room: int) -> None:
-        """p50/p95/p99 in `room` cells, with as many digits as fit."""
+    def _triple(self, line: Line, quantiles: Quantiles, room: int) -> str:
+        """Put p50/p95/p99 into `room` cells and return their unit."""
         look = self.look
-        known = (quantiles.p50, quantiles.p95, quantiles.p99)
-        texts = [_short_ms(value) for value in known]
-        if sum(map(len, texts)) + 2 > room:
-            texts = [_seconds(value, 1) for value in known]
-            if all(text.endswith("s") for text in texts):
-                # one unit for all three
-                texts = [text.removesuffix("s") for text in texts[:2]] + texts[2:]
-        if sum(map(len, texts)) + 2 > room:
-            texts = [_seconds(value, 0) for value in known]
-        for index, text in enumerate(texts):
-            if index:
-                line.put("/", look.dim)
-            line.put(text, look.text if index else look.bold)
+        unit, (p50, p95, p99) = in_one_unit(quantiles, lambda texts: len("/".join(texts)) <= room)
+        line.add(p50, look.bold)
+        for text in (p95, p99):
+            line.add("/", look.dim).add(text, look.text)
+        return unit
 
-    def _one_row(
-        self, width: int, timers: dict[str, Quantiles], gauges: list[tuple[str, str, str]]
-    ) -> Row:
+    def _one_row(self, width: int) -> Row:
         look = self.look
         line = Line(width)
-        for label, key in (
-            ("TTFT", "ttft"),
-            ("ITL", "itl"),
-            ("QUEUE", "queue"),
-            ("PREFILL", "prefill"),
-        ):
-            line.put(f" {label} ", look.accent)
-            self._triple(line, timers.get(key, Quantiles()), 14)
-        for _, value, short in gauges:
-            line.put(f" {short} ", look.accent).put(value.split(" ")[0], look.bold)
+        queue, prefill, ttft, itl = self._quantiles()
+        for name, quantiles in (ttft, itl, queue, prefill):
+            line.add(f" {name} ", look.accent)
+            line.add(f" {self._triple(line, quantiles, 14)}", look.dim)
+        for gauge in gauges_of(self.snapshot):
+            line.add(f" {gauge.short} ", look.accent).add(gauge.value, look.bold)
         return line.end(look.text)
 
 
-def _short_ms(ms: float | None) -> str:
-    """At most five characters."""
-    if ms is None:
-        return figures.UNKNOWN
-    if ms < 9.95:
-        return f"{ms:.1f}" if ms >= 0.95 else f"{ms:.2f}"
-    if ms < 9999.5:
-        return f"{ms:.0f}"
-    seconds = ms / 1000
-    return (
-        f"{seconds:.1f}s"
-        if seconds < 99.95
-        else f"{seconds:.0f}s"
-        if seconds < 9999.5
-        else f"{seconds / 3600:.0f}h"
-    )
+def in_one_unit(quantiles: Quantiles, fits: Callable[[list[str]], bool]) -> tuple[str, list[str]]:
+    """Return ``ms`` or ``s`` and p50, p95, p99 in that unit, with as many digits as fit."""
+    known = (quantiles.p50, quantiles.p95, quantiles.p99)
+    seconds = [None if ms is None else ms / 1000 for ms in known]
+    texts: list[str] = []
+    for unit, values in (("ms", known), ("s", seconds)):
+        for written in (figures.milliseconds, _two_digits):
+            texts = [written(value) for value in values]
+            if fits(texts):
+                return unit, texts
+    return "s", texts
 
 
-def _seconds(ms: float | None, digits: int) -> str:
-    """Like `_short_ms`, but in seconds from 1,000 ms on, with `digits` decimals below ten."""
-    if ms is None or ms < 999.5:
-        return _short_ms(ms)
-    seconds = ms / 1000
-    if seconds >= 999.5:
-        return f"{seconds / 60:.0f}m"
-    return f"{seconds:.{digits if seconds < 9.95 else 0}f}s"
+def _two_digits(value: float | None) -> str:
+    """Return two digits below ten, a whole number above."""
+    if value is None or value >= 9.95:
+        return figures.count(value)
+    return f"{value:.1f}" if value >= 0.95 else f"{value:.2f}"
 
 
-def gauges_of(snapshot: Snapshot | None) -> list[tuple[str, str, str]]:
-    """(name, value, short name) of the five gauges, summed over the engines that tell them."""
+def gauges_of(snapshot: Snapshot | None) -> list[Gauge]:
+    """Return the five gauges, summed over the engines that report them."""
     engines = engines_of(snapshot) if snapshot else []
     blocks = [
         (e.used + e.cached, e.num_blocks)
@@ -160,24 +140,16 @@ def gauges_of(snapshot: Snapshot | None) -> list[tuple[str, str, str]]:
     ]
     kv = sum(held for held, _ in blocks) / sum(total for _, total in blocks) if blocks else None
     slots = sum(e.max_batch or 0 for e in engines)
-    batch = sum(e.batch for e in engines)
+    batch = f"{sum(e.batch for e in engines)}" + (f"/{slots}" if slots else "")
+
+    def total(values: list[int]) -> str:
+        return figures.count(sum(values)) if engines else figures.UNKNOWN
+
     out = snapshot.context.tokens_out if snapshot and engines else None
     return [
-        ("OUT tok/s", figures.short_count(out), "tok/s"),
-        ("KV CACHE", f"{figures.percent(kv)}%" if kv is not None else figures.UNKNOWN, "KV"),
-        (
-            "WAITING",
-            figures.count(sum(e.waiting for e in engines)) if engines else figures.UNKNOWN,
-            "Q",
-        ),
-        (
-            "BATCH",
-            (f"{batch}/{slots}" if slots else f"{batch}") if engines else figures.UNKNOWN,
-            "B",
-        ),
-        (
-            "PREEMPTED",
-            figures.count(sum(e.preempted for e in engines)) if engines else figures.UNKNOWN,
-            "P",
-        ),
+        Gauge("OUT tok/s", "tok/s", figures.short_count(out)),
+        Gauge("KV CACHE", "KV", figures.percentage(kv)),
+        Gauge("WAITING", "Q", total([e.waiting for e in engines])),
+        Gauge("BATCH", "B", batch if engines else figures.UNKNOWN),
+        Gauge("PREEMPTED", "P", total([e.preempted for e in engines])),
     ]

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from rich.segment import Segment
 
 from engine_hooks.protocol.stages import Stage
+from tracer.format import figures
 from tracer.state.view import EngineView, Limit, Snapshot, Wait
 from tracer.tui.naming import short_id
 from tracer.tui.screens.context_strip import engines_of
-from tracer.tui.screens.live.waits import line_text, needs_text, wait_text
-from tracer.tui.toolkit import figures
+from tracer.tui.screens.live.rows import id_cells, listed, words
 from tracer.tui.toolkit.canvas import Line, Row
 from tracer.tui.toolkit.panel import Panel
 from tracer.tui.toolkit.theme import Look
 
 TABLE_FROM = 78
 """Cells from which a panel with all the room shows a table."""
+
+LIMITS = {
+    Limit.STEP: "next step",
+    Limit.SLOTS: "batch slots",
+    Limit.TOKENS: "token budget",
+    Limit.KV: "KV blocks",
+    Limit.NEVER: "more blocks than exist",
+    Limit.HOP: "on its way to the engine",
+    Limit.UNKNOWN: "reason unknown",
+}
+UNITS = {Limit.SLOTS: "slot", Limit.TOKENS: "tokens"}
 
 
 class QueuePanel(Panel):
@@ -27,22 +40,18 @@ class QueuePanel(Panel):
         super().__init__(look, id="queue", edge=True)
         self.waits: tuple[Wait, ...] = ()
         self.engine: EngineView | None = None
-        self.several = False
-        """Whether more than one engine is there, so that a row must say which."""
         self.names: dict[str, str] = {}
+        """Titles of the engines by their source."""
         self.now = 0
         self.count = 0
         self.whole = False
         """Whether it has all the room."""
 
     def show(self, snapshot: Snapshot) -> None:
-        """Draw those that wait."""
         engines = engines_of(snapshot)
         self.engine = max(engines, key=lambda engine: engine.waiting, default=None)
-        self.several = len(engines) > 1
         self.names = {engine.source: engine.title or engine.source for engine in engines}
-        self.now = snapshot.now
-        self.waits = snapshot.waits
+        self.now, self.waits = snapshot.now, snapshot.waits
         self.count = max(len(snapshot.waits), sum(engine.waiting for engine in engines))
         self.repaint()
 
@@ -50,77 +59,64 @@ class QueuePanel(Panel):
         return f"queue {figures.count(self.count)}"
 
     def note(self) -> list[Segment]:
-        engine = self.engine
-        if engine is None:
+        if self.engine is None:
             return []
-        return [Segment(f"{figures.count(engine.running)} running", self.look.dim)]
+        return [Segment(f"{figures.count(self.engine.running)} running", self.look.dim)]
 
     def body(self, width: int, height: int) -> list[Row]:
         look = self.look
         if not self.waits:
-            text = "nobody waits" if self.engine is not None else ""
-            if self.count:
-                text = "who waits is not told"
-            return [Line(width).put(text, look.dim).end(look.text)]
+            text = "queue empty" if self.engine is not None else ""
+            return [words(look, width, "requests not reported" if self.count else text)]
         table = self.whole and width >= TABLE_FROM and height >= 4
-        rows = self._head(width) if table else []
-        room = height - len(rows)
-        for wait in self.waits[:room]:
-            rows.append(self._entry(width, wait) if table else self._row(width, wait))
-        if len(self.waits) > room:
-            left = self.count - (room - 1)
-            rows[-1] = Line(width).put(f"and {figures.count(left)} more", look.dim).end(look.text)
-        return rows
-
-    def _clock(self, wait: Wait, cells: int) -> str:
-        return figures.clock(max(0, self.now - wait.since) / 1e6, cells)
-
-    def _mark(self, wait: Wait) -> str:
-        return self.look.glyphs.preempted if wait.preempted else " "
-
-    def _row(self, width: int, wait: Wait) -> Row:
-        look = self.look
-        names = min(width, 14, max(6, width // 4))
-        line = Line(width)
-        line.put_segments(
-            [Segment(short_id(wait.id, names, look.glyphs.ellipsis), look.text)], names
-        )
-        line.put(self._clock(wait, 8) + " ", look.stage(Stage.ADMISSION, bold=True))
-        line.put(self._mark(wait) + " ", look.bad)
-        if width >= 52:
-            line.put(figures.short_count(wait.tokens).rjust(5) + "  ", look.dim)
-        style = look.bad if wait.limit is Limit.NEVER and not wait.behind else look.dim
-        return line.put_text(wait_text(wait), style, ellipsis=look.glyphs.ellipsis).end(look.text)
+        head = self._head(width) if table else []
+        entries = (self._row(width, wait, table) for wait in self.waits)
+        return listed(look, width, height, head, entries, self.count)
 
     def _head(self, width: int) -> list[Row]:
         look = self.look
-        line = (
-            Line(width)
-            .put("place ", look.dim)
-            .put("id".ljust(19), look.dim)
-            .put("waits ms".rjust(10), look.dim)
-        )
-        line.put("tokens".rjust(9) + "  ", look.dim).put(
-            "needs".rjust(14) + "left".rjust(9), look.dim
-        )
-        line.put("  waits for", look.dim)
-        summary = Line(width).put(line_text(self.waits), look.text)
-        return [summary.end(look.text), line.end(look.text)]
+        names = "place " + "id".ljust(18) + "waits ms".rjust(10) + "tokens".rjust(12)
+        names += "needs".rjust(16) + "left".rjust(9) + "  waits for"
+        counts = Counter(wait.limit for wait in self.waits).most_common()
+        summary = ", ".join(f"{LIMITS[limit]}: {figures.count(count)}" for limit, count in counts)
+        return [words(look, width, summary, look.text), words(look, width, names)]
 
-    def _entry(self, width: int, wait: Wait) -> Row:
+    def _row(self, width: int, wait: Wait, table: bool) -> Row:
         look = self.look
-        line = Line(width).put(f"{wait.place:>5} ", look.dim)
-        names = min(18, line.room)
-        line.put_segments(
-            [Segment(short_id(wait.id, names, look.glyphs.ellipsis), look.text)], names
-        )
-        line.put(self._mark(wait), look.bad)
-        line.put(self._clock(wait, 10), look.stage(Stage.ADMISSION, bold=True))
-        needs, left = needs_text(wait)
-        line.put(figures.count(wait.tokens).rjust(9) + "  ", look.text)
-        line.put(needs.rjust(14) + left.rjust(9) + "  ", look.text)
-        style = look.bad if wait.limit is Limit.NEVER and not wait.behind else look.text
-        text = wait_text(wait)
-        if self.several:
+        names = 18 if table else id_cells(width)
+        style = look.text if table else look.dim
+        line = Line(width).add(f"{wait.place:>5} " if table else "", look.dim)
+        name = short_id(wait.id, names, look.glyphs.ellipsis)
+        line.add_text(name, look.text, names)
+        waited = figures.clock(max(0, self.now - wait.since) / 1e6, 10 if table else 8)
+        line.add(f"{waited} ", look.stage(Stage.ADMISSION, bold=True))
+        line.add(f"{look.glyphs.preempted if wait.preempted else ' '} ", look.bad)
+        if table:
+            needs = left = ""
+            if wait.needs is not None and not wait.behind:
+                needs = f"{figures.count(wait.needs)} {UNITS.get(wait.limit, 'blocks')}"
+                left = figures.count(wait.has)
+            line.add(f"{figures.count(wait.tokens):>9}{needs:>16}{left:>9}  ", style)
+        elif width >= 52:
+            line.add(f"{figures.short_count(wait.tokens):>5}  ", style)
+        if wait.limit is Limit.NEVER and not wait.behind:
+            style = look.bad
+        text = wait_text(wait, line.room)
+        if table and len(self.names) > 1:
             text += f" at {self.names.get(wait.engine, wait.engine)}"
-        return line.put_text(text, style, ellipsis=look.glyphs.ellipsis).end(look.text)
+        return line.add_text(text, style, ellipsis=look.glyphs.ellipsis).end(look.text)
+
+
+def wait_text(wait: Wait, room: int) -> str:
+    """Say what a request waits for. Holds the id of the one in front as its client gave it."""
+    if wait.behind:
+        after = f"after {wait.behind}"
+        return figures.fitting(room, f"{LIMITS[wait.limit]} ({after})", after)
+    needs, has = figures.count(wait.needs), figures.count(wait.has)
+    figured = {
+        Limit.STEP: "enters at the next step",
+        Limit.SLOTS: "a batch slot",
+        Limit.KV: f"{needs} blocks, {has} free",
+        Limit.NEVER: f"{needs} blocks, {has} exist",
+    }
+    return figured.get(wait.limit, LIMITS[wait.limit])

@@ -82,6 +82,7 @@ class LiveScreen(FrameScreen):
         self.log_pane = LogPane(look)
         self.line = LineInput(look)
         self.line_label = LineLabel(look)
+        self.panels = (self.kv, self.batch_panel, self.queue)
         self.log_shown = False
         self.panels_wanted: bool | None = None
         self.snapshot: Snapshot | None = None
@@ -89,110 +90,74 @@ class LiveScreen(FrameScreen):
         """ms at which the bars of requests carry their tick, by key and whether they are live."""
 
     def compose(self) -> ComposeResult:
-        """All widgets; `tiles` decides which of them are seen."""
-        yield self.context
-        yield self.numbers
-        yield self.device
-        yield self.banner
-        yield self.waterfall
-        yield self.kv
-        yield self.batch_panel
-        yield self.queue
-        yield self.log_pane
-        yield self.line_label
-        yield self.line
-        yield self.key_bar
-
-    # --- layout
-
-    def panels_beside(self, size: Size) -> bool:
-        """Whether the panels stand to the right of the list."""
-        return size.width >= PANELS_FROM and self.panels_wanted is not False
+        yield from (self.context, self.numbers, self.device, self.banner, self.waterfall)
+        yield from self.panels
+        yield from (self.log_pane, self.line_label, self.line, self.key_bar)
 
     def tiles(self, size: Size) -> Mapping[Widget, Region]:
-        """Strips on top, keys below, the list and its panels between them."""
         width, height = size
-        numbers = 2 if height >= 16 else 1 if height >= 7 else 0
-        context = 1 if height >= 3 else 0
-        keys = 1 if height >= 5 else 0
         line = 1 if self.line.shown else 0
         log = max(4, min(14, height // 3)) if self.log_shown and height >= 12 else 0
-        banner = min(self.banner.rows, max(0, height - 4))
-        device = 1 if height >= DEVICE_FROM and self.device.known else 0
-        main = max(1, height - numbers - context - keys - line - log - banner - device)
-        strips = [
-            (self.context, context),
-            (self.numbers, numbers),
-            (self.device, device),
-            (self.banner, banner),
+        top = [
+            (self.context, 1 if height >= 3 else 0),
+            (self.numbers, 2 if height >= 16 else 1 if height >= 7 else 0),
+            (self.device, 1 if height >= DEVICE_FROM and self.device.known else 0),
+            (self.banner, min(self.banner.rows, max(0, height - 4))),
         ]
-        regions = column(0, 0, width, strips)
-        top = context + numbers + device + banner
-        regions.update(self._main(width, top, main))
-        below = top + main + log
+        keys = 1 if height >= 5 else 0
+        above = sum(rows for _, rows in top)
+        main = max(1, height - above - log - line - keys)
         label = min(8, width // 3)
-        regions.update(column(0, top + main, width, [(self.log_pane, log)]))
-        regions.update(column(0, below, label, [(self.line_label, line)]))
-        regions.update(column(label, below, width - label, [(self.line, line)]))
-        regions.update(column(0, below + line, width, [(self.key_bar, keys)]))
-        return regions
+        below = above + main + log
+        return {
+            **column(0, 0, width, top),
+            **self._main(width, above, main),
+            **column(0, above + main, width, [(self.log_pane, log)]),
+            **column(0, below, label, [(self.line_label, line)]),
+            **column(label, below, width - label, [(self.line, line)]),
+            **column(0, below + line, width, [(self.key_bar, keys)]),
+        }
 
     def _main(self, width: int, top: int, height: int) -> dict[Widget, Region]:
         maximised = self.maximised_panel
-        for panel in (self.kv, self.batch_panel, self.queue):
+        beside = width >= PANELS_FROM and self.panels_wanted is not False and height >= 10
+        for panel in self.panels:
             panel.whole = maximised is panel
-        panels: dict[Widget, bool] = {self.kv: True, self.batch_panel: True, self.queue: True}
-        if maximised is not None and (maximised in panels or maximised is self.waterfall):
-            self._edges(False)
-            return {maximised: Region(0, top, width, height)}
-        if self.panels_beside(self.size) and height >= 10:
-            self._edges(True)
+            panel.edge = beside and maximised is None
+        if maximised in (*self.panels, self.waterfall):
+            return column(0, top, width, [(maximised, height)])
+        if beside:
             side = max(40, min(64, width * 3 // 10))
-            batch, queue, kv = self._panel_heights(side, height)
-            regions = column(0, top, width - side, [(self.waterfall, height)])
-            panels_below = [(self.kv, kv), (self.batch_panel, batch), (self.queue, queue)]
-            regions.update(column(width - side, top, side, panels_below))
-            return regions
+            return {
+                **column(0, top, width - side, [(self.waterfall, height)]),
+                **column(width - side, top, side, self._panels(side, height)),
+            }
         if self.panels_wanted and width < PANELS_FROM:
-            self._edges(False)
-            batch, queue, kv = self._panel_heights(width, height)
-            return column(
-                0, top, width, [(self.kv, kv), (self.batch_panel, batch), (self.queue, queue)]
-            )
+            return column(0, top, width, self._panels(width, height))
         return column(0, top, width, [(self.waterfall, height)])
 
-    def _edges(self, edge: bool) -> None:
-        for panel in (self.kv, self.batch_panel, self.queue):
-            panel.edge = edge
-
-    def _panel_heights(self, width: int, height: int) -> list[int]:
-        """Rows for batch, queue, KV: the map takes what it needs up to a limit, the batch's charts
-        take the rest."""
+    def _panels(self, width: int, height: int) -> list[tuple[Widget, int]]:
+        """Return the panels with their rows: the map takes what it needs up to a limit, the batch's
+        charts take the rest."""
         kv = min(self.kv.wanted(width), max(5, height * 2 // 5))
-        queue = max(3, min(14, height // 4))
-        kv, queue = split(height, kv, queue)
+        kv, queue = split(height, kv, max(3, min(14, height // 4)))
         batch = min(24, height - kv - queue)
-        return [batch, height - kv - batch, kv]
-
-    # --- drawing
+        return [(self.kv, kv), (self.batch_panel, batch), (self.queue, height - kv - batch)]
 
     def draw(self) -> None:
-        """One frame."""
-        app, listing = self.tracer, self.listing
+        app = self.tracer
         if not self.is_mounted or not self.waterfall.is_mounted:
             return
-        listing.height = self.waterfall.visible_rows
+        self.listing.height = self.waterfall.visible_rows
         first = self.snapshot is None
-        snapshot = self._moved_on() or self._asked()
-        self.snapshot = snapshot
+        snapshot = self.snapshot = self._moved_on() or self._asked()
         if not first:  # the first paint does not wait for the model
             self._expect(snapshot)
         self.waterfall.show(snapshot, self._waiting_text(snapshot), None if first else self.frame)
-        status, style = app.status_of(snapshot)
-        self.context.show(snapshot, status, style)
+        self.context.show(snapshot, *app.status_of(snapshot))
         if first or self.frame % NUMBERS_EVERY == 0:
             self.numbers.show(snapshot)
-            hardware = app.outlets.hardware if app.outlets is not None else None
+            hardware = app.monitor.hardware if app.monitor is not None else None
             if hardware is not None and self.device.show(
                 hardware.reading(app.feed.state, snapshot.now)
             ):
@@ -202,8 +167,8 @@ class LiveScreen(FrameScreen):
             self.batch_panel.show(snapshot, None if first else self._ridge, members)
             self.queue.show(snapshot)
         if self.kv.is_on_screen and (first or self.frame % MAP_EVERY == 2):
-            chosen = listing.chosen_id
-            detail = app.lens.detail(chosen) if chosen is not None else None
+            chosen = self.listing.chosen_id
+            detail = None if chosen is None else app.frozen.detail(chosen)
             if self.kv.show(snapshot, detail, self._largest("blocks", self.kv.holders_wanted)):
                 self.place()
         if self.log_shown and app.engine_log is not None:
@@ -231,43 +196,40 @@ class LiveScreen(FrameScreen):
                 if view.closed is None:
                     self._ticks[key] = beside.first_ms(engine, view)
                 else:
-                    self._ticks[key] = beside.e2e_ms(
-                        engine, self.tracer.lens.detail(view.id) or view
-                    )
+                    detail = self.tracer.frozen.detail(view.id)
+                    self._ticks[key] = beside.e2e_ms(engine, detail or view)
             return self._ticks[key]
 
         self.waterfall.ticks, self.waterfall.expect = main is not None, expected
 
     def _ridge(self, engine: EngineView) -> float | None:
-        """The batch at which computing takes as long as reading the weights; None where the device
-        is not known."""
-        from tracer.analysis.beside.ridge import ridge_of
+        """Return the batch at which computing takes as long as reading the weights."""
+        from tracer.analysis.beside.beside import ridge_of
 
         return ridge_of(engine, self.tracer.beside.basis(engine))
 
     def _largest(self, figure: str, limit: int) -> Sequence[RequestView]:
-        """The live requests with most of a figure, for a panel that has all the room."""
+        """Return the live requests with most of a figure, for a panel that has all the room."""
         if limit < 1:
             return ()
-        return self.tracer.lens.snapshot(Query(figure, True, "", True, limit, 0)).requests
+        return self.tracer.frozen.snapshot(Query(figure, live_only=True, limit=limit)).requests
 
     def _asked(self) -> Snapshot:
-        """A snapshot with the requests that the list wants."""
-        listing, lens = self.listing, self.tracer.lens
-        snapshot = lens.snapshot(listing.query)
+        """Return a snapshot with the requests that the list wants."""
+        listing, frozen = self.listing, self.tracer.frozen
+        snapshot = frozen.snapshot(listing.query)
         for _ in range(3):
-            if not listing.take(
-                snapshot.requests, snapshot.total, snapshot.finished + snapshot.live
-            ):
+            arrived = snapshot.finished + snapshot.live
+            if not listing.apply(snapshot.requests, snapshot.total, arrived):
                 break
-            snapshot = lens.snapshot(listing.query)
+            snapshot = frozen.snapshot(listing.query)
         return snapshot
 
     def _moved_on(self) -> Snapshot | None:
-        """The last snapshot with the clock moved on, which will do until each row had its turn with
-        many live requests in sight: what runs is told by its begin alone."""
+        """Return the last snapshot with the clock moved on, which will do until each row had its
+        turn with many live requests in sight: what runs is known by its start alone."""
         last = self.snapshot
-        if last is None or self.frame % self.waterfall.turns == 0 or self.tracer.lens.paused:
+        if last is None or self.frame % self.waterfall.turns == 0 or self.tracer.frozen.paused:
             return None
         return replace(last, now=max(last.now, self.tracer.feed.now()))
 
@@ -278,134 +240,111 @@ class LiveScreen(FrameScreen):
         self.draw()
 
     def _waiting_text(self, snapshot: Snapshot) -> tuple[str, ...]:
-        """What to say while there is nothing to show."""
-        if self.listing.rows:
+        """Say what is going on while there is nothing to show."""
+        listing = self.listing
+        if listing.rows:
             return ()
-        if (
-            snapshot.total == 0
-            and (self.listing.text or self.listing.live_only)
-            and snapshot.live + snapshot.finished
-        ):
-            hint = "a shows finished ones too" if self.listing.live_only else "/ and Esc show all"
-            return ("no request matches", hint)
-        engines = snapshot.engines
-        if not engines:
+        if not snapshot.total and snapshot.live + snapshot.finished:
+            if listing.live_only:
+                return ("no request matches", "press a to show finished requests too")
+            if listing.text:
+                return ("no request matches", "press / then Esc to clear the filter")
+        if not snapshot.engines:
             return (self.tracer.feed.status or "waiting for an engine",)
-        lines = []
-        for engine in engines:
-            name = engine.name or engine.title or engine.source
-            if engine.status == "loading":
-                lines.append(f"{name} loading: {engine.reason or 'weights'}")
-        return tuple(lines) or ("no request yet: the first one will appear here",)
+        loading = [
+            f"{engine.name or engine.title or engine.source} loading: {engine.reason or 'weights'}"
+            for engine in snapshot.engines
+            if engine.status == "loading"
+        ]
+        return tuple(loading) or ("no request yet: the first one will appear here",)
 
     def keys(self) -> Sequence[Key]:
-        """Keys of the last line."""
         listing, app = self.listing, self.tracer
+        replayed, found = app.mode == "replay", app.diagnosis.going_on
+        traffic, log, tab = app.traffic is not None, app.engine_log is not None, DIAGNOSIS_TAB
+        recording = app.tape is not None and app.tape.active
         keys = [
-            Key("?", "help", "app.help"),
-            Key("q", "quit", "app.quit"),
-            Key("Enter", "open", "open"),
-            Key("/", "filter", "filter", bool(listing.text)),
-            Key("Space", "play" if app.mode == "replay" else "pause", "app.pause", app.lens.paused),
-            Key("f", "follow", "follow", listing.following),
-            Key("s", "sort", "sort", not listing.by_arrival),
+            (True, Key("?", "help", "app.help")),
+            (True, Key("q", "quit", "app.quit")),
+            (replayed, Key(":", "go to", "app.go_to")),
+            (replayed, Key("!", "finding", "app.next_finding")),
+            (True, Key("Enter", "open", "open")),
+            (found, Key(str(tab), f"diagnosis ({found})", f"app.tab({tab})", True)),
+            (True, Key("/", "filter", "filter", bool(listing.text))),
+            (True, Key("Space", "play" if replayed else "pause", "app.pause", app.frozen.paused)),
+            (True, Key("f", "follow", "follow", listing.following)),
+            (True, Key("s", "sort", "sort", not listing.by_arrival)),
+            (traffic, Key("+", "faster", "app.faster")),
+            (traffic, Key("-", "slower", "app.slower")),
+            (traffic, Key("b", "burst", "app.burst")),
+            (traffic, Key("t", "type a prompt", "app.ask")),
+            (True, Key("a", "live only", "live_only", listing.live_only)),
+            (True, Key("v", "panels", "panels")),
+            (log, Key("l", "log", "log", self.log_shown)),
+            (app.tape is not None, Key("r", "record", "app.record", recording)),
+            (True, Key("m", "maximise", "maximise", self.maximised_panel is not None)),
         ]
-        found = app.diagnosis.going_on
-        if found:
-            keys.insert(
-                3, Key(str(DIAGNOSIS_TAB), f"{found} found", f"app.tab({DIAGNOSIS_TAB})", True)
-            )
-        if app.traffic is not None:
-            keys += [
-                Key("+", "faster", "app.faster"),
-                Key("-", "slower", "app.slower"),
-                Key("b", "burst", "app.burst"),
-            ]
-            keys.append(Key("t", "type a prompt", "app.ask"))
-        keys += [
-            Key("a", "live only", "live_only", listing.live_only),
-            Key("v", "panels", "panels"),
-        ]
-        if app.engine_log is not None:
-            keys.append(Key("l", "log", "log", self.log_shown))
-        if app.mode == "replay":
-            keys[2:2] = [Key(":", "go to", "app.go_to"), Key("!", "finding", "app.next_finding")]
-        if app.tape is not None:
-            keys.append(Key("r", "record", "app.record", app.tape.active))
-        keys.append(Key("m", "maximise", "maximise", self.maximised_panel is not None))
-        return keys
-
-    # --- what the user does
+        return [key for possible, key in keys if possible]
 
     def action_move(self, rows: int) -> None:
-        """Move the selection; in the log, look back."""
-        if self.focused is self.log_pane:
-            self.log_pane.look_back(-rows)
-        else:
-            self.listing.move(rows)
-        self.redraw()
+        self._move(rows, rows)
 
     def action_page(self, pages: int) -> None:
-        """Move by a screenful."""
+        self._move(
+            pages * max(1, self.waterfall.visible_rows - 1),
+            pages * max(1, self.log_pane.size.height - 2),
+        )
+
+    def _move(self, requests: int, lines: int) -> None:
         if self.focused is self.log_pane:
-            self.log_pane.look_back(-pages * max(1, self.log_pane.size.height - 2))
+            self.log_pane.scroll_rows(lines)
         else:
-            self.listing.move(pages * max(1, self.waterfall.visible_rows - 1))
+            self.listing.move(requests)
         self.redraw()
 
     def action_first(self) -> None:
-        """To the top."""
         self.listing.first()
         self.redraw()
 
     def action_last(self) -> None:
-        """To the bottom, following the newest."""
         self.listing.last()
         self.redraw()
 
     def action_follow(self) -> None:
-        """Keep the newest in sight."""
         self.listing.follow()
         self.redraw()
 
     def action_sort(self) -> None:
-        """The next order."""
         self.listing.sort_by(SORTS[(SORTS.index(self.listing.sort) + 1) % len(SORTS)])
         self.redraw()
 
     def action_flip(self) -> None:
-        """Turn the order round."""
         self.listing.flip()
         self.redraw()
 
     def action_live_only(self) -> None:
-        """Only requests that are not over, or all."""
         self.listing.show_live_only(not self.listing.live_only)
         self.redraw()
 
     def action_zoom(self, steps: int) -> None:
-        """A longer or shorter page of time; 0 lets it fit again."""
-        axis = self.waterfall.axis
         if steps:
-            axis.zoom_by(steps)
+            self.waterfall.axis.zoom_by(steps)
         else:
-            axis.fit_again()
+            self.waterfall.axis.fit_again()
         self.redraw()
 
     def action_panels(self) -> None:
-        """Panels beside the list, or in its place where the screen is narrow."""
         beside = self.size.width >= PANELS_FROM
         shown = self.panels_wanted is not False if beside else bool(self.panels_wanted)
         self.panels_wanted = not shown
         self.maximised_panel = None
-        if shown and self.focused in (self.kv, self.batch_panel, self.queue):
+        if shown and self.focused in self.panels:
             self.set_focus(self.waterfall)
         self.place()
 
     def action_log(self) -> None:
-        """The engine's log, or not."""
         if self.tracer.engine_log is None:
-            self.tracer.say("this engine's output is not captured here")
+            self.tracer.report("this engine's output is not captured here")
             return
         self.log_shown = not self.log_shown
         self.log_pane.back = 0
@@ -414,20 +353,18 @@ class LiveScreen(FrameScreen):
         self.place()
 
     def action_open(self) -> None:
-        """The selected request, closely."""
         view = self.listing.current
         if view is not None:
             self.listing.choose(view.key)
             self.tracer.open_request(view)
 
     def action_filter(self) -> None:
-        """Type what requests must match."""
         self.line_label.show("filter")
         self.line.open("filter", self.listing.text, "id, route, tenant, state …")
         self.place()
 
     def action_back(self) -> None:
-        """Out of what is open: a maximised panel, the filter, the selection."""
+        """Leave what is open: a maximised panel, the filter, the selection."""
         if self.maximised_panel is not None:
             self.maximised_panel = None
             self.place()
@@ -438,9 +375,8 @@ class LiveScreen(FrameScreen):
         self.redraw()
 
     def ask(self) -> None:
-        """Type a prompt to send."""
         self.line_label.show("prompt")
-        self.line.open("ask", "", "a prompt, Enter sends it")
+        self.line.open("ask", "", "Type a prompt, Enter to send, Esc to cancel")
         self.place()
 
     @on(Input.Changed)
@@ -476,32 +412,27 @@ class LiveScreen(FrameScreen):
         self.tracer.open_request(message.view)
 
     def neighbour(self, view: RequestView, steps: int) -> RequestView | None:
-        """The request `steps` rows below (or above) `view` in the list's order, and select it."""
+        """Select and return the request `steps` rows below (or above) `view`."""
         listing = self.listing
         listing.choose(view.key)
         listing.height = max(1, self.waterfall.visible_rows)
-        snapshot = self.tracer.lens.snapshot(listing.query)
-        listing.take(snapshot.requests, snapshot.total)
+        self._asked()
         if all(row.key != view.key for row in listing.rows):
-            snapshot = self.tracer.lens.snapshot(
-                Query(
-                    listing.sort, not listing.flipped, listing.text, listing.live_only, 1_000_000, 0
-                )
-            )
-            rows = (
-                list(reversed(snapshot.requests))
-                if listing.newest_last
-                else list(snapshot.requests)
-            )
-            at = next((index for index, row in enumerate(rows) if row.key == view.key), None)
-            if at is None or not 0 <= at + steps < len(rows):
-                return None
-            listing.choose(rows[at + steps].key)
-            return rows[at + steps]
+            return self._far_neighbour(view, steps)
         listing.move(steps)
-        snapshot = self.tracer.lens.snapshot(listing.query)
-        if listing.take(snapshot.requests, snapshot.total):
-            snapshot = self.tracer.lens.snapshot(listing.query)
-            listing.take(snapshot.requests, snapshot.total)
+        self._asked()
         found = listing.current
         return None if found is None or found.key == view.key else found
+
+    def _far_neighbour(self, view: RequestView, steps: int) -> RequestView | None:
+        """Do what `neighbour` does for a request that the list has scrolled away from."""
+        listing = self.listing
+        rows = self.tracer.frozen.snapshot(
+            replace(listing.query, limit=1_000_000, offset=0)
+        ).requests
+        steps = -steps if listing.newest_last else steps
+        at = next((index for index, row in enumerate(rows) if row.key == view.key), None)
+        if at is None or not 0 <= at + steps < len(rows):
+            return None
+        listing.choose(rows[at + steps].key)
+        return rows[at + steps]

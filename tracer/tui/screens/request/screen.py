@@ -5,27 +5,122 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from rich.style import Style
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 from textual.widget import Widget
 
-from tracer.state.view import EngineView, RequestDetail, RequestView, Snapshot
+from tracer.format import figures
+from tracer.format.text import cell_width
+from tracer.state.view import Phase, RequestDetail, RequestView, Snapshot
 from tracer.tui.listing import Query
+from tracer.tui.naming import phase_text
 from tracer.tui.screens.banner import Banner
 from tracer.tui.screens.base import column, split
 from tracer.tui.screens.cards import CardScreen
-from tracer.tui.screens.context_strip import engines_of
-from tracer.tui.screens.request.facts_card import DecodeCard, HoldingsCard, ShapesCard
-from tracer.tui.screens.request.head import RequestHead
-from tracer.tui.screens.request.itl_card import ItlCard
+from tracer.tui.screens.request import cards
+from tracer.tui.screens.request.shapes import engine_of
 from tracer.tui.screens.request.stage_table import StageTable
-from tracer.tui.screens.request.text_card import TextCard, facts_of
+from tracer.tui.toolkit.canvas import Canvas, Line, Row, label
 from tracer.tui.toolkit.key_bar import Key
 from tracer.tui.toolkit.theme import Look
 
 CARDS_EVERY = 3
 """Frames between updates of the cards."""
+
+
+class RequestHead(Canvas):
+    """Two rows: identity and fate, then numbers."""
+
+    def __init__(self, look: Look) -> None:
+        super().__init__(look, id="head")
+        self.add_class("tile")
+        self.view: RequestView | None = None
+        self.missing = ""
+        self.status = ("", look.good)
+        self.now = 0
+
+    def show(
+        self, view: RequestView | None, now: int, status: tuple[str, Style], missing: str = ""
+    ) -> None:
+        """Draw a request, or why it is `missing`, and the status of the stream in its style."""
+        self.view, self.now, self.status, self.missing = view, now, status, missing
+        self.repaint()
+
+    def paint(self, width: int, height: int) -> list[Row]:
+        look, view = self.look, self.view
+        line = Line(width).add(" ", look.text)
+        room = max(0, width - cell_width(label(self.status[0])) - 2)
+        parts = [(self.missing, look.warn)] if view is None else self._identity(view)
+        for text, style in parts:
+            gap = 3 if line.used > 1 else 0
+            left = room - line.used - gap
+            if left < 4:
+                break
+            if gap:
+                line.add(f" {look.glyphs.dot} ", look.faint)
+            cells = min(cell_width(label(text)), left)
+            line.add_text(text, style, cells, ellipsis=look.glyphs.ellipsis)
+        rows: list[Row] = [self._with_status(line)]
+        return rows if view is None or height < 2 else [*rows, self._numbers(view, width)]
+
+    def _identity(self, view: RequestView) -> list[tuple[str, Style]]:
+        """Return the request and its fate, the most telling first."""
+        look = self.look
+        failed = (view.status_code or 0) >= 400
+        parts = [
+            (view.id, look.accent),
+            phase_text(view, look),
+            (view.error, look.bad),
+            ("incomplete: events were lost" if view.incomplete else "", look.warn),
+            (view.route, look.text),
+            ({True: "streaming", False: "not streaming", None: ""}[view.streaming], look.dim),
+            (f"HTTP {view.status_code}" if view.status_code is not None else "",
+             look.bad if failed else look.dim),
+            ("client disconnected" if view.disconnected else "", look.warn),
+        ]  # fmt: skip
+        return [(text, style) for text, style in parts if text]
+
+    def _with_status(self, line: Line) -> Row:
+        status = label(self.status[0])
+        if status and line.used + cell_width(status) < line.width:
+            line.fill_to(line.width - cell_width(status) - 1, self.look.text)
+            line.add_text(status, self.status[1])
+        return line.end(self.look.text)
+
+    def _numbers(self, view: RequestView, width: int) -> Row:
+        look = self.look
+        live = view.closed is None and view.phase not in (Phase.DONE, Phase.LOST)
+        prompt = figures.count(view.prompt_tokens)
+        if view.cached_tokens:
+            share = view.cached_tokens / view.prompt_tokens if view.prompt_tokens else None
+            prompt += f" ({figures.count(view.cached_tokens)} cached, {figures.percentage(share)})"
+        out = figures.count(view.output_tokens)
+        if live and view.max_tokens is not None:
+            out += f" of {figures.count(view.max_tokens)}"
+        end = self.now if view.closed is None else view.closed
+        e2e = view.e2e_ms if view.e2e_ms is not None else (end - view.received) / 1e6
+        items = [
+            ("prompt", prompt),
+            ("out", out),
+            ("so far" if live else "E2E", f"{figures.milliseconds(e2e)} ms"),
+            ("TTFT", figures.milliseconds(view.ttft_ms)),
+            ("queue", figures.milliseconds(view.queue_ms)),
+            ("TPOT", figures.milliseconds(view.tpot_ms)),
+            ("batch", figures.count(view.batch)),
+            ("preempted", figures.count(view.preemptions) if view.preemptions else ""),
+            ("engine TTFT", figures.milliseconds(view.engine_ttft_ms)),
+        ]
+        line = Line(width).add(" ", look.text)
+        for name, value in items:
+            if not value:
+                continue
+            if line.room < len(name) + len(value) + 4:
+                break
+            line.add("   " if line.used > 1 else "", look.text)
+            line.add(f"{name} ", look.dim).add(value, look.bold)
+        return line.end(look.text)
 
 
 class RequestScreen(CardScreen):
@@ -57,19 +152,18 @@ class RequestScreen(CardScreen):
         self.head = RequestHead(look)
         self.banner = Banner(look)
         self.stages = StageTable(look)
-        self.prompt = TextCard(look, "prompt", id="prompt")
-        self.output = TextCard(look, "output", id="output", tail=True)
-        self.itl = ItlCard(look)
-        self.decode = DecodeCard(look)
-        self.shapes = ShapesCard(look)
-        self.holdings = HoldingsCard(look)
+        self.prompt = cards.PromptCard(look)
+        self.output = cards.OutputCard(look)
+        self.itl = cards.ItlCard(look)
+        self.decode = cards.DecodeCard(look)
+        self.shapes = cards.ShapesCard(look)
+        self.holdings = cards.HoldingsCard(look)
         self.hold(
             (self.prompt, self.output, self.itl, self.decode, self.shapes, self.holdings),
             ("prompt", "output", "ITL", "decode", "shapes", "blocks"),
         )
 
     def compose(self) -> ComposeResult:
-        """All parts."""
         yield self.head
         yield self.banner
         yield self.stages
@@ -77,49 +171,44 @@ class RequestScreen(CardScreen):
         yield from self.cards
         yield self.key_bar
 
-    # --- layout
-
     def tiles(self, size: Size) -> Mapping[Widget, Region]:
-        """Head, stages, and below them all cards in two columns, or the one that was chosen."""
         width, height = size
-        head = 2 if height >= 12 else 1
         keys = 1 if height >= 5 else 0
-        banner = min(self.banner.rows, max(0, height - 6))
-        top = head + banner
-        main = max(0, height - top - keys)
-        regions = column(0, 0, width, [(self.head, head), (self.banner, banner)])
-        regions.update(column(0, top + main, width, [(self.key_bar, keys)]))
-        maximised = self.maximised_panel
-        if maximised is self.stages or (maximised in self.cards and maximised is not None):
+        top = [
+            (self.head, 2 if height >= 12 else 1),
+            (self.banner, min(self.banner.rows, max(0, height - 6))),
+        ]
+        above = sum(rows for _, rows in top)
+        main = max(0, height - above - keys)
+        return {
+            **column(0, 0, width, top),
+            **self._main(size, above, main),
+            **column(0, above + main, width, [(self.key_bar, keys)]),
+        }
+
+    def _main(self, size: Size, top: int, height: int) -> dict[Widget, Region]:
+        width, maximised = size.width, self.maximised_panel
+        explained = (height >= 20) + (3 if height >= 34 else height >= 26)
+        stages = min(StageTable.ROWS + explained, height)
+        rest = height - stages
+        if maximised in (self.stages, *self.cards):
             self._edge(False)
-            regions[maximised] = Region(0, top, width, main)
-            return regions
-        stages = (
-            StageTable.ROWS
-            + (1 if main >= 20 else 0)
-            + (3 if main >= 34 else 1 if main >= 26 else 0)
-        )
-        stages = min(stages, main)
-        rest = main - stages
-        regions.update(column(0, top, width, [(self.stages, stages)]))
+            return column(0, top, width, [(maximised, height)])
         if self.all_cards(size):
-            regions.update(self._two_columns(width, top + stages, rest))
-            return regions
-        self._edge(False)
+            return {
+                **column(0, top, width, [(self.stages, stages)]),
+                **self._two_columns(width, top + stages, rest),
+            }
         if rest < 3:
             # Too low for both: the tab line alone is no use, the stages get its row.
-            regions[self.stages] = Region(0, top, width, main)
-            return regions
+            return column(0, top, width, [(self.stages, height)])
         self._edge(False, titled=False)
-        regions.update(
-            column(0, top + stages, width, [(self.tabs, 1), (self.cards[self.card], rest - 1)])
-        )
-        return regions
+        card = (self.cards[self.card], rest - 1)
+        return column(0, top, width, [(self.stages, stages), (self.tabs, 1), card])
 
     def _two_columns(self, width: int, top: int, height: int) -> dict[Widget, Region]:
         self._edge(True)
-        right = max(54, width * 9 // 20)
-        left = width - right
+        side = max(54, width * 9 // 20)
         output = max(3, height // 2)
         shapes, holdings, decode = split(
             height,
@@ -127,22 +216,14 @@ class RequestScreen(CardScreen):
             min(9, max(4, height // 5)),
             min(7, max(4, height // 6)),
         )
-        itl = height - shapes - holdings - decode
-        regions = column(0, top, left, [(self.prompt, height - output), (self.output, output)])
-        regions.update(
-            column(
-                left,
-                top,
-                right,
-                [
-                    (self.itl, itl),
-                    (self.decode, decode),
-                    (self.shapes, shapes),
-                    (self.holdings, holdings),
-                ],
-            )
-        )
-        return regions
+        left = [(self.prompt, height - output), (self.output, output)]
+        right = [
+            (self.itl, height - shapes - holdings - decode),
+            (self.decode, decode),
+            (self.shapes, shapes),
+            (self.holdings, holdings),
+        ]
+        return column(0, top, width - side, left) | column(width - side, top, side, right)
 
     def _edge(self, edge: bool, titled: bool = True) -> None:
         for card in (self.itl, self.decode, self.shapes, self.holdings):
@@ -150,23 +231,19 @@ class RequestScreen(CardScreen):
         for panel in self.cards:
             panel.titled = titled
 
-    # --- drawing
-
     def draw(self) -> None:
-        """One frame."""
         if not self.is_mounted or not self.stages.is_mounted:
             return
         app = self.tracer
-        snapshot = app.lens.snapshot(Query(limit=0))
-        detail = app.lens.detail(self.request_id)
-        status, style = app.status_of(snapshot)
+        snapshot = app.frozen.snapshot(Query(limit=0))
+        detail = app.frozen.detail(self.request_id)
+        status = app.status_of(snapshot)
         if detail is None:
-            kept = self.detail
-            self.head.show(kept.view if kept else None, snapshot.now, status, style,
-                           f"{self.request_id} is no longer kept")  # fmt: skip
+            view = None if self.detail is None else self.detail.view
+            self.head.show(view, snapshot.now, status, f"{self.request_id} is no longer kept")
         else:
             self._show(detail, snapshot)
-            self.head.show(detail.view, snapshot.now, status, style)
+            self.head.show(detail.view, snapshot.now, status)
         self.tabs.show(self.card, self.cards[self.card].note())
         self.key_bar.show(self.keys(), app.note, news=app.note_is_news)
         if self.banner.show(app.notices(snapshot)):
@@ -178,48 +255,22 @@ class RequestScreen(CardScreen):
         changed = self.detail != detail
         self.detail = detail
         view = detail.view
-        engine = self._engine(snapshot, view)
+        engine = engine_of(snapshot, view)
         beside = self.tracer.beside
-        self.stages.show(view, snapshot.now, beside.stages(engine, detail),
-                         "" if engine is None else beside.basis(engine).text)  # fmt: skip
+        basis = "" if engine is None else beside.basis(engine).text
+        self.stages.show(view, snapshot.now, beside.stages(engine, detail), basis)
         # The last frame of a request must reach the cards too, whichever number it has.
         due = changed and (self.frame % CARDS_EVERY == 0 or view.closed is not None)
         if not first and not due:
             return
-        self.prompt.show(
-            detail.prompt_text,
-            facts_of(view.prompt_tokens, detail.prompt_chars),
-            detail.prompt_ids,
-            "the prompt's text was not recorded"
-            if view.prompt_tokens is not None
-            else "no prompt yet",
-        )
-        reason = f", {view.finish_reason}" if view.finish_reason else ""
-        chars = len(detail.output_text) if detail.output_text else None
-        self.output.show(
-            detail.output_text, facts_of(view.output_tokens, chars) + reason, (),
-            "the output's text was not recorded" if view.output_tokens else "no token yet",
-        )  # fmt: skip
-        self.itl.show(detail.itl_ms, detail.itl_batch)
-        self.decode.show(detail)
-        self.shapes.show(detail, engine)
-        self.holdings.show(detail, engine)
-
-    @staticmethod
-    def _engine(snapshot: Snapshot, view: RequestView) -> EngineView | None:
-        engines = engines_of(snapshot)
-        return next(
-            (engine for engine in engines if engine.source == view.source),
-            engines[0] if engines else None,
-        )
+        for card in self.query(cards.RequestCard):
+            card.show(detail, engine)
 
     def redraw(self) -> None:
-        """Draw everything now."""
         self.frame = 0
         self.draw()
 
     def keys(self) -> Sequence[Key]:
-        """Keys of the last line."""
         keys = [
             Key("?", "help", "app.help"),
             Key("Esc", "back", "leave"),
@@ -231,47 +282,40 @@ class RequestScreen(CardScreen):
         if not self.all_cards(self.size):
             keys.append(Key("c", "card", "card(1)"))
         keys += [
-            Key("Space", "pause", "app.pause", self.tracer.lens.paused),
+            Key("Space", "pause", "app.pause", self.tracer.frozen.paused),
             Key("m", "maximise", "maximise", self.maximised_panel is not None),
             Key("q", "quit", "app.quit"),
         ]
         return keys
 
-    # --- what the user does
-
     def leave(self) -> None:
-        """Go back to the list."""
         self.dismiss()
 
     def action_move(self, rows: int) -> None:
-        """Scroll the focused text, or select a stage."""
         focused = self.focused
-        if isinstance(focused, TextCard):
+        if isinstance(focused, cards.TextCard):
             focused.scroll_rows(rows)
         else:
             stages = self.stages
             stages.select(int(stages.selected) + rows if stages.chosen else 1 if rows > 0 else 12)
 
     def action_page(self, pages: int) -> None:
-        """Scroll the focused text by its height; without one, the first or last stage."""
         focused = self.focused
-        if isinstance(focused, TextCard):
+        if isinstance(focused, cards.TextCard):
             focused.scroll_rows(pages * max(1, focused.size.height - 2))
         else:
             self.stages.select(12 if pages > 0 else 1)
 
     def action_scale(self) -> None:
-        """The next scale of the axis."""
         self.stages.scale = self.stages.scale.next
         self.redraw()
 
     def action_neighbour(self, steps: int) -> None:
-        """The request before or after this one in the list."""
         if self.detail is None:
             return
         found = self.tracer.live.neighbour(self.detail.view, steps)
         if found is None:
-            self.tracer.say("that was the last one" if steps > 0 else "that was the first one")
+            self.tracer.report("that was the last one" if steps > 0 else "that was the first one")
             return
         self.request_id = found.id
         for card in (self.prompt, self.output):

@@ -6,33 +6,23 @@ out as one id of 4 bytes a token. Whatever the engine did not tell is left out, 
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 
 from engine_hooks.protocol.stages import Stage
-from tracer.state.view import EngineView, RequestDetail
-from tracer.tui.toolkit import figures
+from tracer.format import figures
+from tracer.state.view import EngineView, RequestDetail, RequestView, Snapshot
+from tracer.tui.screens.context_strip import engines_of
 
-DTYPE_BYTES = {
-    "float64": 8,
-    "float32": 4,
-    "fp32": 4,
-    "float16": 2,
-    "fp16": 2,
-    "half": 2,
-    "bfloat16": 2,
-    "bf16": 2,
-    "float8": 1,
-    "fp8": 1,
-    "int8": 1,
-}
 ID_BYTES = 4
 """A token id, as engines keep them on the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a stage yields: `what` in words, `shape` as ``[tokens, hidden]`` or a count, `size` in
-    bytes if known."""
+    """What a stage yields: `what` in words, `shape` as ``[tokens, hidden]`` or a count (empty where
+    the size says it all), `size` in bytes if known."""
 
     stage: Stage
     what: str
@@ -40,96 +30,82 @@ class Shape:
     size: float | None
 
 
-def dtype_bytes(dtype: str) -> int | None:
-    """Bytes of one element; None for a name that is not known."""
-    name = dtype.lower().removeprefix("torch.")
-    return next((size for known, size in DTYPE_BYTES.items() if name.startswith(known)), None)
+def engine_of(snapshot: Snapshot, view: RequestView) -> EngineView | None:
+    """Return the engine of a request, or else the first one."""
+    engines = engines_of(snapshot)
+    own = (engine for engine in engines if engine.source == view.source)
+    return next(own, next(iter(engines), None))
+
+
+def dtype_bytes(dtype: str) -> float | None:
+    """Return the bytes of one element, by the bits in the name (``torch.bfloat16``)."""
+    bits = re.search(r"(?:float|fp|bf|int)(\d+)", dtype.lower())
+    return int(bits[1]) / 8 if bits else None
 
 
 def kv_bytes_per_token(engine: EngineView) -> float | None:
-    """Bytes of keys and values that one token takes over all layers."""
+    """Return the bytes of keys and values of one token over all layers."""
     if engine.block_bytes and engine.block_size:
         return engine.block_bytes / engine.block_size
-    facts = dict(engine.facts)
-    parts = [facts.get(name) for name in ("layers", "kv_heads", "head_dim")]
-    size = dtype_bytes(engine.dtype)
-    if size is None or not all(isinstance(part, int) and part > 0 for part in parts):
-        return None
-    layers, kv_heads, head_dim = (int(part) for part in parts if part is not None)
-    return 2.0 * layers * kv_heads * head_dim * size
+    layers, heads, size = (_fact(engine, name) for name in ("layers", "kv_heads", "head_dim"))
+    return _product(2.0, layers, heads, size, dtype_bytes(engine.dtype))
 
 
 def shapes_of(detail: RequestDetail, engine: EngineView | None) -> list[Shape]:
-    """The rows for a request on an engine."""
-    view = detail.view
-    facts = dict(engine.facts) if engine is not None else {}
-    hidden, vocab, layers = (_positive(facts.get(name)) for name in ("hidden", "vocab", "layers"))
-    element = dtype_bytes(engine.dtype) if engine is not None else None
-    kv = kv_bytes_per_token(engine) if engine is not None else None
-    prompt, cached = view.prompt_tokens, view.cached_tokens or 0
-    fresh = None if prompt is None else max(0, prompt - cached)
-    n = figures.count
-    rows: list[Shape] = []
-
-    def add(stage: Stage, what: str, shape: str, size: float | None) -> None:
-        rows.append(Shape(stage, what, shape, size))
-
-    if view.body_bytes is not None:
-        add(Stage.RECEIVE, "request body", f"{n(view.body_bytes)} bytes", view.body_bytes)
-    if detail.prompt_chars is not None:
-        text = detail.prompt_text
-        whole = text is not None and len(text) == detail.prompt_chars
-        size = len(text.encode("utf-8", "replace")) if whole and text is not None else None
-        add(Stage.TEMPLATE, "prompt text", f"{n(detail.prompt_chars)} characters", size)
-    if prompt is not None:
-        add(Stage.TOKENISE, "token ids", f"[{n(prompt)}]", prompt * ID_BYTES)
-    if view.blocks is not None and engine is not None and engine.block_size:
-        size_held = view.blocks * engine.block_bytes if engine.block_bytes else None
-        add(
-            Stage.KV_ALLOC,
-            "KV blocks",
-            f"{n(view.blocks)} blocks of {engine.block_size} tokens",
-            size_held,
-        )
-    if fresh is not None and hidden:
-        residual = fresh * hidden * element if element else None
-        add(Stage.EMBED, "residual stream", f"[{n(fresh)}, {n(hidden)}]", residual)
-        if kv:
-            over = f" over {layers} layers" if layers else ""
-            add(Stage.PREFILL, "keys and values", f"{n(fresh)} tokens{over}", fresh * kv)
-    if vocab:
-        add(Stage.LM_HEAD, "logits", f"[1, {n(vocab)}]", vocab * element if element else None)
-        add(Stage.SAMPLE, "token id", "[1]", ID_BYTES)
-    if view.sent_bytes is not None:
-        chunks = f"{n(view.sent_chunks)} chunks" if view.sent_chunks is not None else "bytes"
-        add(Stage.STREAM, "response", chunks, view.sent_bytes)
-    if view.output_tokens:
-        steps = max(0, view.output_tokens - 1)
-        if kv:
-            add(Stage.DECODE, "keys and values", f"{n(steps)} steps of 1 token", steps * kv)
-        add(
-            Stage.DECODE,
-            "token ids out",
-            f"[{n(view.output_tokens)}]",
-            view.output_tokens * ID_BYTES,
-        )
-    if engine is not None and engine.block_bytes:
-        if view.freed_blocks is not None:
-            add(
-                Stage.TEARDOWN,
-                "blocks freed",
-                f"{n(view.freed_blocks)}",
-                view.freed_blocks * engine.block_bytes,
-            )
-        if view.kept_blocks is not None:
-            add(
-                Stage.TEARDOWN,
-                "blocks cached",
-                f"{n(view.kept_blocks)}",
-                view.kept_blocks * engine.block_bytes,
-            )
-    return rows
+    """Return the shapes of a request on an engine in the order of their stages."""
+    view, prompt_text = detail.view, detail.prompt_text
+    prompt, output = view.prompt_tokens, view.output_tokens or None
+    fresh = None if prompt is None else max(0, prompt - (view.cached_tokens or 0))
+    steps = None if output is None else output - 1
+    text_bytes = None
+    if prompt_text is not None and len(prompt_text) == detail.prompt_chars:  # all of it
+        text_bytes = len(prompt_text.encode("utf-8", "replace"))
+    hidden = vocab = layers = block_size = block_bytes = element = kv = None
+    if engine is not None:
+        hidden, vocab, layers = (_fact(engine, name) for name in ("hidden", "vocab", "layers"))
+        block_size, block_bytes = engine.block_size or None, engine.block_bytes or None
+        element, kv = dtype_bytes(engine.dtype), kv_bytes_per_token(engine)
+    over_layers = f"{{}} tokens over {layers} layers" if layers else "{} tokens"
+    chunks = "" if view.sent_chunks is None else "{1} chunks"
+    freed, kept = view.freed_blocks, view.kept_blocks
+    rows = (
+        (Stage.RECEIVE, "request body", _text("", view.body_bytes), view.body_bytes),
+        (Stage.TEMPLATE, "prompt text", _text("{} characters", detail.prompt_chars), text_bytes),
+        (Stage.TOKENISE, "token ids", _text("[{}]", prompt), _product(prompt, ID_BYTES)),
+        (Stage.KV_ALLOC, "KV blocks", _text("{} blocks of {} tokens", view.blocks, block_size),
+         _product(view.blocks, block_bytes)),
+        (Stage.EMBED, "residual stream", _text("[{}, {}]", fresh, hidden),
+         _product(fresh, hidden, element)),
+        (Stage.PREFILL, "keys and values", _text(over_layers, fresh, kv), _product(fresh, kv)),
+        (Stage.LM_HEAD, "logits", _text("[1, {}]", vocab), _product(vocab, element)),
+        (Stage.SAMPLE, "token id", _text("[1]", vocab), ID_BYTES),
+        (Stage.STREAM, "response", _text(chunks, view.sent_bytes, view.sent_chunks or 0),
+         view.sent_bytes),
+        (Stage.DECODE, "keys and values", _text("{} steps of 1 token", steps, kv),
+         _product(steps, kv)),
+        (Stage.DECODE, "token ids out", _text("[{}]", output), _product(output, ID_BYTES)),
+        (Stage.TEARDOWN, "blocks freed", _text("{}", freed, block_bytes),
+         _product(freed, block_bytes)),
+        (Stage.TEARDOWN, "blocks cached", _text("{}", kept, block_bytes),
+         _product(kept, block_bytes)),
+    )  # fmt: skip
+    return [Shape(stage, what, text, size) for stage, what, text, size in rows if text is not None]
 
 
-def _positive(value: int | str | None) -> int | None:
+def _text(template: str, *values: float | None) -> str | None:
+    """Return `template` with `values` as counts; None when one of them is not known."""
+    if any(value is None for value in values):
+        return None
+    return template.format(*map(figures.count, values))
+
+
+def _product(*factors: float | None) -> float | None:
+    """Return the product; None when a factor is not known."""
+    known = [factor for factor in factors if factor is not None]
+    return math.prod(known) if len(known) == len(factors) else None
+
+
+def _fact(engine: EngineView, name: str) -> int | None:
+    """Return a positive whole number that the engine told, None for anything else."""
+    value = dict(engine.facts).get(name)
     return value if isinstance(value, int) and value > 0 else None

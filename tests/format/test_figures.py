@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tracer.tui.toolkit import figures
+from tracer.format import figures
 
 
 @pytest.mark.parametrize(
     ("ms", "text"),
     [
-        (None, "-"),
+        (None, "–"),
         (0.0, "0.00"),
         (0.123, "0.12"),
         (8.414, "8.41"),
@@ -21,6 +23,7 @@ from tracer.tui.toolkit import figures
         (99.96, "100"),
         (1883.4, "1,883"),
         (-2.5, "-2.50"),
+        (float("nan"), "–"),
     ],
 )
 def test_milliseconds_have_three_digits_then_whole_numbers(ms: float | None, text: str) -> None:
@@ -53,7 +56,7 @@ def test_short_counts_have_five_characters_at_most(value: float) -> None:
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(None, "-"), (4, "4 B"), (9216, "9.00 KiB"), (131_072, "128 KiB"), (2.62e8, "250 MiB")],
+    [(None, "–"), (4, "4 B"), (9216, "9.00 KiB"), (131_072, "128 KiB"), (2.62e8, "250 MiB")],
 )
 def test_sizes_are_binary(size: float | None, text: str) -> None:
     assert figures.size(size) == text
@@ -61,7 +64,7 @@ def test_sizes_are_binary(size: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(None, "-"), (0.0, "0"), (0.0004, "<0.1"), (0.004, "0.4"), (0.954, "95"), (1.0, "100")],
+    [(None, "–"), (0.0, "0"), (0.0004, "<0.1"), (0.004, "0.4"), (0.954, "95"), (1.0, "100")],
 )
 def test_shares_are_never_rounded_to_nothing(share: float | None, text: str) -> None:
     assert figures.percent(share) == text
@@ -76,3 +79,33 @@ def test_trace_time_is_minutes_and_seconds() -> None:
         "10 min",
         "1 h",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (figures.milliseconds(0.0857, fine=True), "0.086"),
+        (figures.signed_milliseconds(0.0857), "+0.086"),
+        (figures.signed_milliseconds(-171.2), "-171"),
+        (figures.signed_milliseconds(0.0004), "0"),
+        (figures.duration(8.414), "8.41 ms"),
+        (figures.duration(12_345), "12.3 s"),
+        (figures.duration(59_960), "1 min 0 s"),
+        (figures.duration(338_549), "5 min 39 s"),
+        (figures.duration(7_383_000), "2 h 3 min"),
+        (figures.significant(0.2434), "0.243"),
+        (figures.significant(1234.5), "1,234"),
+        (figures.significant(math.inf), "–"),
+        (figures.rate(0.268), "0.27"),
+        (figures.rate(0.0), "0.0"),
+        (figures.rate(2.44), "2.4"),
+        (figures.percentage(0.484), "48 %"),
+        (figures.percentage(None), "–"),
+        (figures.change(0.0949), "+9.5 %"),
+        (figures.change(11.2), "×12"),
+        (figures.factor(2.44), "×2.4"),
+        (figures.factor(5000), ">×1,000"),
+    ],
+)
+def test_every_kind_of_figure_has_one_form(text: str, wanted: str) -> None:
+    assert text == wanted

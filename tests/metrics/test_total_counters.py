@@ -25,7 +25,7 @@ from tests.effort import examples
 from tests.metrics.exposed import scraped
 from tests.state.traces import MS, START, S, header, simulate
 from tracer.export.metrics import families
-from tracer.state.metrics.tally import GRACE_NS, OTHER, REASONS, ROUTES
+from tracer.state.metrics.total_counters import GRACE_NS, OTHER, REASONS, ROUTES
 from tracer.state.trace_state import TraceState
 
 
@@ -108,13 +108,13 @@ def test_nothing_that_a_scraper_takes_for_a_counter_ever_shrinks(seed: int, loss
 def test_a_request_is_counted_once_when_all_about_it_is_known() -> None:
     state = TraceState()
     one(state, 1, START)
-    assert state.tally.ended == {} and sum(state.tally.whole().ended.values()) == 1
+    assert state.totals.ended == {} and sum(state.totals.whole().ended.values()) == 1
     state.apply("engine", Heartbeat(START + GRACE_NS + S))
     one(state, 2, START + 2 * GRACE_NS)
-    assert sum(state.tally.ended.values()) == 1, "the first one for good, the second one waits"
-    assert sum(state.tally.whole().ended.values()) == 2
+    assert sum(state.totals.ended.values()) == 1, "the first one for good, the second one waits"
+    assert sum(state.totals.whole().ended.values()) == 2
     state.apply("engine", Closed(START + 3 * GRACE_NS, 1, 200, 30))
-    assert sum(state.tally.whole().ended.values()) == 2, "an event that comes twice counts once"
+    assert sum(state.totals.whole().ended.values()) == 2, "an event that comes twice counts once"
 
 
 def test_reasons_and_errors_are_told_apart() -> None:

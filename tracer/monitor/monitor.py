@@ -1,9 +1,8 @@
-"""What leaves a viewer beside its screen or its summary: a metrics endpoint, metrics that are sent,
+"""Background outputs of a viewer, beside its screen or its summary: metrics endpoint, OTLP push,
 alerts.
 
-`Outlets.open` makes what the options ask for, so that a port that is taken or a file that is wrong
-is known before an engine is started; `run` lets it work beside whatever folds events into the
-state.
+`Monitor.open` makes what the options ask for, so that a port that is taken or a file that is wrong
+is known before an engine is started; `run` works beside whatever folds events into the state.
 """
 
 from __future__ import annotations
@@ -25,27 +24,25 @@ if TYPE_CHECKING:
     from tracer.monitor.hardware.gauge import HardwareGauge
     from tracer.monitor.push import Pusher
 
-LOOK_S: Final = 1.0
-"""Seconds between two looks at the alerts."""
+CHECK_S: Final = 1.0
+"""Seconds between two checks of the alerts."""
 
 
-class Outlets:
-    """See the module. `say` gets one line of what goes on; replace it once a screen is there."""
+class Monitor:
+    """See the module. `report` gets one line of what goes on; replace it once a screen is there."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self.say = say
+    def __init__(self, report: Callable[[str], None] = lambda _: None) -> None:
+        self.report = report
         self.alerts: Alerts | None = None
         self.endpoint: Endpoint | None = None
         self.pusher: Pusher | None = None
         self.hardware: HardwareGauge | None = None
-        """What the machine says, if somebody asks it."""
-        self.on_news: Callable[[News], None] | None = None
-        """Is told of alerts instead of `say`."""
+        self.on_news: Callable[[News], None] = lambda news: self.report(f"alert: {news.text}")
 
     @classmethod
-    def open(cls, options: argparse.Namespace, say: Callable[[str], None]) -> Outlets:
-        """What the options ask for. Raises MetricsError, MissingExtraError, AlertsError."""
-        made = cls(say)
+    def open(cls, options: argparse.Namespace, report: Callable[[str], None]) -> Monitor:
+        """Make what the options ask for. Raises MetricsError, MissingExtraError, AlertsError."""
+        made = cls(report)
         if options.alerts is not None:
             from tracer.monitor.alerts import Alerts
             from tracer.monitor.live_findings import live_findings
@@ -54,12 +51,12 @@ class Outlets:
         if options.otlp_metrics is not None:
             from tracer.monitor.push import Pusher
 
-            made.pusher = Pusher(options.otlp_metrics, lambda text: made.say(text))
+            made.pusher = Pusher(options.otlp_metrics, lambda text: made.report(text))
         if options.metrics is not None:
             from tracer.monitor.endpoint import Endpoint
 
             made.endpoint = Endpoint(options.metrics)
-            say(f"metrics at {made.endpoint.url}")
+            report(f"metrics at {made.endpoint.url}")
         if made.endpoint is not None or made.pusher is not None:
             made.watch_hardware()
         return made
@@ -73,12 +70,12 @@ class Outlets:
 
     @property
     def wanted(self) -> bool:
-        """Whether there is anything to do."""
+        """True when the options ask for anything."""
         return bool(self.alerts or self.endpoint or self.pusher)
 
     def families(self, state: TraceState, now: int | None = None) -> Sequence[Family]:
-        """All metrics of the state at `now` (ns; None: at its end), those of the machine and of the
-        alerts included."""
+        """Return all metrics of the state at `now` (ns; None: at its end), those of the machine and
+        of the alerts included."""
         from tracer.export.metrics import families
 
         found = families(state, now)
@@ -90,37 +87,31 @@ class Outlets:
 
     async def run(self, state: TraceState, now: Callable[[], int] = clock.now) -> None:
         """Serve, send and watch `state`, whose time is `now` (ns), until cancelled."""
-        if self.endpoint is not None:
-            self.endpoint.answer_from(
-                lambda: self.families(state, now()), asyncio.get_running_loop()
-            )
+
+        def families() -> Sequence[Family]:
+            return self.families(state, now())
+
         tasks = []
+        if self.endpoint is not None:
+            self.endpoint.answer_from(families, asyncio.get_running_loop())
         if self.pusher is not None:
-            tasks.append(
-                asyncio.create_task(
-                    self.pusher.run(lambda: (self.families(state, now()), _began(state)))
-                )
-            )
+            pushing = self.pusher.run(lambda: (families(), _start(state)))
+            tasks.append(asyncio.create_task(pushing))
         if self.hardware is not None:
             tasks.append(asyncio.create_task(self.hardware.run(state)))
         try:
             while True:
-                await asyncio.sleep(LOOK_S)
-                self.look(state, now())
+                await asyncio.sleep(CHECK_S)
+                self.check(state, now())
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def look(self, state: TraceState, now: int) -> None:
-        """Ask the alerts."""
-        if self.alerts is None or not state.sources:
-            return
-        for news in self.alerts.check(state, state.snapshot(now=now, limit=0)):
-            if self.on_news is not None:
+    def check(self, state: TraceState, now: int) -> None:
+        if self.alerts is not None and state.sources:
+            for news in self.alerts.check(state, state.snapshot(now=now, limit=0)):
                 self.on_news(news)
-            else:
-                self.say(f"alert: {news.text}")
 
     @property
     def exit_code(self) -> int:
@@ -128,19 +119,17 @@ class Outlets:
         return 1 if self.alerts is not None and self.alerts.failed else 0
 
     def extra(self, began: int) -> dict[str, object]:
-        """What to add to a JSON summary."""
         return {} if self.alerts is None else {"alerts": self.alerts.to_document(began)}
 
     def close(self) -> None:
-        """Serve no more."""
         if self.endpoint is not None:
             with contextlib.suppress(OSError):
                 self.endpoint.close()
 
 
-def _began(state: TraceState) -> int:
-    """Begin of the trace in ns since the epoch."""
+def _start(state: TraceState) -> int:
+    """Return the start of the trace in ns since the epoch."""
     anchors = (
         source.header.anchor for source in state.sources.values() if source.header is not None
     )
-    return next(anchors, None or ClockAnchor.take()).to_wall(state.began or clock.now())
+    return next(anchors, ClockAnchor.read()).to_wall(state.began or clock.now())

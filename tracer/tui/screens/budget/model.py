@@ -1,5 +1,5 @@
-"""What the Budget and Journey screens reckon: a model on a device with a load, which sliders,
-presets or a traced engine set."""
+"""The setting of the Budget and Journey screens, made by sliders, presets or a traced engine: a
+model on a device with a workload."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
+
+import numpy as np
 
 from engine_hooks.protocol.stages import Stage
 from tracer.analysis.beside.beside import Beside
@@ -24,35 +26,14 @@ from tracer.analysis.model.shape import ModelShape, shape_of_engine
 from tracer.state.view import EngineView, Phase, RequestDetail, RequestView, StageView, Status
 
 _E24: Final = (
-    10,
-    11,
-    12,
-    13,
-    15,
-    16,
-    18,
-    20,
-    22,
-    24,
-    27,
-    30,
-    33,
-    36,
-    39,
-    43,
-    47,
-    51,
-    56,
-    62,
-    68,
-    75,
-    82,
-    91,
+    *(10, 11, 12, 13, 15, 16, 18, 20, 22, 24, 27, 30),
+    *(33, 36, 39, 43, 47, 51, 56, 62, 68, 75, 82, 91),
 )
+"""The E24 series of preferred numbers (IEC 60063): 24 steps a decade."""
 
 
 def ladder(least: int, most: int) -> tuple[int, ...]:
-    """Round numbers from `least` to `most`, each about a tenth above the one before."""
+    """Return round numbers from `least` to `most`, each about a tenth above the one before."""
     found = {least, most}
     for exponent in range(-1, 9):
         found.update(round(step * 10.0**exponent) for step in _E24)
@@ -61,28 +42,26 @@ def ladder(least: int, most: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """One slider: the field of `Workload` that it sets, its name, what it counts, and where it may
-    stand."""
+    """One slider: the field of `Workload` that it sets, its name, and its range."""
 
     field: str
     label: str
-    unit: str
     least: int
     most: int
 
     def steps(self, most: int) -> tuple[int, ...]:
-        """Where it stops, up to `most`."""
+        """Return its stops up to `most`."""
         return ladder(self.least, max(self.least, min(self.most, most)))
 
 
 DIALS: Final = (
-    Dial("prompt", "prompt", "tokens", 1, 1_000_000),
-    Dial("cached", "of it cached", "tokens", 0, 1_000_000),
-    Dial("output", "output", "tokens", 1, 100_000),
-    Dial("batch", "batch", "sequences", 1, 4_096),
-    Dial("context", "others hold", "tokens each", 0, 1_000_000),
+    Dial("prompt", "prompt", 1, 1_000_000),
+    Dial("cached", "cached part", 0, 1_000_000),
+    Dial("output", "output", 1, 100_000),
+    Dial("batch", "batch", 1, 4_096),
+    Dial("context", "others' context", 0, 1_000_000),
 )
-"""In their order on the screen."""
+"""In the order of the screen."""
 
 WORKLOADS: Final = (
     ("one chat", Workload(2000, 0, 300)),
@@ -94,8 +73,8 @@ WORKLOADS: Final = (
 MODELS: Final = tuple(sorted(PRESETS))
 
 
-class Desk:
-    """The present setting. `budget` follows from it; `version` tells when it has changed."""
+class BudgetModel:
+    """The present setting; `version` rises with each change."""
 
     def __init__(self) -> None:
         self.model: ModelShape = load_model("llama-3.1-8b")
@@ -118,8 +97,8 @@ class Desk:
         """What a fit found out about the traced engine, in a sentence."""
         self.version = 0
         self.set_by_hand = False
-        """Whether flags or keys have set anything: a traced engine is then no longer taken over
-        unasked."""
+        """True once flags or keys have set anything: a traced engine is then adopted only on
+        request."""
         self._made: tuple[int, Budget] | None = None
         self._as_taken: tuple[object, ...] | None = None
 
@@ -127,39 +106,37 @@ class Desk:
 
     @property
     def budget(self) -> Budget:
-        """What the setting takes. Raises AnalysisError when it cannot be."""
+        """The budget of this setting.
+
+        Raises: AnalysisError for a setting that cannot be.
+        """
         if self._made is None or self._made[0] != self.version:
             tuned = self.efficiency or Efficiency(mfu=self.device.mfu, mbu=self.device.mbu,
                                                   roofline=usual_roofline(self.device))  # fmt: skip
             if self.roofline is not None:
                 tuned = replace(tuned, roofline=self.roofline)
-            made = budget(
-                self.model,
-                self.device,
-                self.workload,
-                tuned,
-                counting=self.counting,
-                tp=self.tp,
-                ignore_kv=self.ignore_kv,
-                pool_bytes=self.pool_bytes,
-                longest=self.longest,
+            self._made = self.version, budget(
+                self.model, self.device, self.workload, tuned, counting=self.counting, tp=self.tp,
+                ignore_kv=self.ignore_kv, pool_bytes=self.pool_bytes, longest=self.longest,
                 block_size=self.block_size,
-            )
-            self._made = self.version, made
+            )  # fmt: skip
         return self._made[1]
 
+    def value(self, dial: Dial) -> int:
+        """Return what a slider shows."""
+        return int(getattr(self.workload, dial.field))
+
     def most(self, dial: Dial) -> int:
-        """The largest value of a slider in this setting."""
-        longest = self.model.max_context or dial.most
-        if dial.field == "cached":
-            return max(0, self.workload.prompt - 1)
-        if dial.field in ("prompt", "context"):
-            return min(dial.most, max(longest, int(getattr(self.workload, dial.field))))
-        return (
-            max(dial.most, int(getattr(self.workload, dial.field)))
-            if dial.field == "batch"
-            else dial.most
-        )
+        """Return the largest value of a slider in this setting."""
+        match dial.field:
+            case "cached":
+                return max(0, self.workload.prompt - 1)
+            case "prompt" | "context":
+                longest = self.model.max_context or dial.most
+                return min(dial.most, max(longest, self.value(dial)))
+            case "batch":
+                return max(dial.most, self.value(dial))
+        return dial.most
 
     # --- what sets it
 
@@ -167,24 +144,26 @@ class Desk:
         """Set a slider; others give way where they must."""
         changed: dict[str, Any] = {field: value}
         workload = self.workload
-        if field == "prompt":
-            changed["cached"] = min(workload.cached, value - 1)
-        if field == "cached":
-            changed["cached"] = max(0, min(value, workload.prompt - 1))
-        if field == "batch" and workload.chunk and workload.chunk <= value - 1:
-            changed["chunk"] = 0
-        if field == "batch" and workload.batch == 1 and value > 1 and not workload.context:
-            # others are like this one unless something else is said
-            changed["context"] = workload.prompt
+        match field:
+            case "prompt":
+                changed["cached"] = min(workload.cached, value - 1)
+            case "cached":
+                changed["cached"] = max(0, min(value, workload.prompt - 1))
+            case "batch":
+                if workload.chunk and workload.chunk <= value - 1:
+                    changed["chunk"] = 0
+                if workload.batch == 1 and value > 1 and not workload.context:
+                    # others are like this one unless something else was set
+                    changed["context"] = workload.prompt
         try:
             self.workload = replace(workload, **changed)
         except AnalysisError:
             return
-        self.touched()
+        self.changed()
 
     def step(self, dial: Dial, steps: int) -> None:
         """Move a slider by so many stops."""
-        value, most = int(getattr(self.workload, dial.field)), self.most(dial)
+        value, most = self.value(dial), self.most(dial)
         stops = dial.steps(most)
         if steps > 0:
             after = [stop for stop in stops if stop > value]
@@ -195,79 +174,70 @@ class Desk:
         self.set(dial.field, value)
 
     def place(self, dial: Dial, share: float) -> None:
-        """Put a slider where a share of its track lies (0-1)."""
+        """Put a slider at a share of its track (0-1)."""
         stops = dial.steps(self.most(dial))
         self.set(dial.field, stops[round(max(0.0, min(1.0, share)) * (len(stops) - 1))])
 
     def share(self, dial: Dial) -> float:
-        """Where on its track (0-1) a slider stands."""
+        """Return where on its track (0-1) a slider stands."""
         stops = dial.steps(self.most(dial))
-        value = int(getattr(self.workload, dial.field))
-        index = next((place for place, stop in enumerate(stops) if stop >= value), len(stops) - 1)
-        if index and stops[index] > value:
-            low, high = stops[index - 1], stops[index]
-            index_at = index - 1 + (value - low) / (high - low)
-        else:
-            index_at = float(index)
-        return index_at / max(1, len(stops) - 1)
+        place = float(np.interp(self.value(dial), stops, range(len(stops))))
+        return place / max(1, len(stops) - 1)
 
     def load(self, workload: Workload) -> None:
-        """Take on a load as a whole."""
+        """Set a workload as a whole."""
         most = self.model.max_context
         if most and workload.prompt + workload.output > most:
             prompt = max(1, most - workload.output)
             workload = replace(workload, prompt=prompt, cached=min(workload.cached, prompt - 1))
         self.workload = workload
-        self.touched()
+        self.changed()
 
     @property
     def preset(self) -> str:
-        """Name of the load, when it is one of those."""
+        """Name of the workload among `WORKLOADS`, or empty."""
         return next((name for name, load in WORKLOADS if load == self.workload), "")
 
+    def next_workload(self, steps: int) -> None:
+        """Choose another workload among those with a name."""
+        names = [name for name, _ in WORKLOADS]
+        self.load(WORKLOADS[_next_place(names, self.preset, steps)][1])
+
     def next_model(self, steps: int) -> None:
-        """Another model out of those that are known by name."""
+        """Choose another model among the presets."""
         names = [load_model(name).name for name in MODELS]
-        at = names.index(self.model.name) if self.model.name in names else -1 if steps > 0 else 0
-        self.model = load_model(MODELS[(at + steps) % len(MODELS)])
+        self.model = load_model(MODELS[_next_place(names, self.model.name, steps)])
         self._detach()
         self.load(self.workload)
 
     def next_device(self, steps: int) -> None:
-        """Another device."""
+        """Choose another device."""
         names = list(DEVICES)
-        at = names.index(self.device.name) if self.device.name in names else -1 if steps > 0 else 0
-        self.device = DEVICES[names[(at + steps) % len(names)]]
+        self.device = DEVICES[names[_next_place(names, self.device.name, steps)]]
         self._detach()
-        self.touched()
+        self.changed()
 
     def _detach(self) -> None:
-        """What was found out about a traced engine holds for its model and device alone."""
-        self.efficiency, self.basis, self.finding, self.pool_bytes, self.roofline = (
-            None,
-            "",
-            "",
-            None,
-            None,
-        )
+        """Forget what was found out about a traced engine, true for its model and device alone."""
+        self.efficiency = self.pool_bytes = self.roofline = None
+        self.basis = self.finding = ""
 
     def next_roofline(self) -> None:
-        """The other way in which arithmetic and memory may add up."""
-        now = self.budget.efficiency.roofline
+        """Choose another way in which arithmetic and memory add up."""
         order = (Roofline.SMOOTH, Roofline.MAX, Roofline.SUM)
-        self.roofline = order[(order.index(now) + 1) % len(order)] if now in order else order[0]
-        self.touched()
+        self.roofline = order[_next_place(order, self.budget.efficiency.roofline, 1)]
+        self.changed()
 
-    def touched(self) -> None:
-        """Something has changed, by the user's hand."""
+    def changed(self) -> None:
+        """Mark the setting as changed by the user."""
         self.version += 1
         self.set_by_hand = True
 
-    def take(self, engine: EngineView, detail: RequestDetail | None, beside: Beside) -> bool:
-        """Take on a traced engine, and the load of one of its requests; whether enough is known of
-        it.
+    def adopt(self, engine: EngineView, detail: RequestDetail | None, beside: Beside) -> bool:
+        """Set a traced engine and the workload of one of its requests.
 
-        `beside` tells its device and its fit, without measuring anything.
+        `beside` knows its device and its fit, without measuring anything. Returns False if too
+        little is known of the engine.
         """
         basis = beside.basis(engine)
         if basis.device is None:
@@ -292,42 +262,37 @@ class Desk:
 
     @property
     def as_traced(self) -> bool:
-        """Whether the setting is still the one that was taken from a traced engine."""
+        """True while the setting is that of the traced engine."""
         return self._as_taken is not None and self._as_taken == self._setting()
 
     def _setting(self) -> tuple[object, ...]:
-        return (
-            self.model,
-            self.device,
-            self.workload,
-            self.efficiency,
-            self.roofline,
-            self.counting,
-            self.tp,
-        )
+        shares = self.efficiency, self.roofline, self.counting, self.tp
+        return self.model, self.device, self.workload, *shares
 
 
 def workload_of(detail: RequestDetail, engine: EngineView) -> Workload:
-    """What a request that was traced asked of its engine, and who ran beside it."""
+    """Return the workload of a traced request, with those that ran beside it."""
     view = detail.view
-    prompt = view.prompt_tokens or 1
+    prompt, output = view.prompt_tokens or 1, max(1, view.output_tokens)
     cached = min(view.cached_tokens or 0, prompt - 1)
     batch = max(1, view.batch or 1)
     if detail.itl_batch:
         batch = max(1, round(sum(detail.itl_batch) / len(detail.itl_batch)))
-    chunk = engine.max_batch_tokens or 0
-    output = max(1, view.output_tokens)
+    context = prompt + output // 2 if batch > 1 else 0
     try:
-        return Workload(
-            prompt, cached, output, batch, prompt + output // 2 if batch > 1 else 0, chunk
-        )
+        return Workload(prompt, cached, output, batch, context, engine.max_batch_tokens or 0)
     except AnalysisError:
-        return Workload(prompt, cached, output, batch, prompt + output // 2 if batch > 1 else 0)
+        return Workload(prompt, cached, output, batch, context)
+
+
+def _next_place(names: Sequence[str], current: str, steps: int) -> int:
+    """Return the place `steps` on from the current name, from either end where it is unknown."""
+    at = names.index(current) if current in names else -1 if steps > 0 else 0
+    return (at + steps) % len(names)
 
 
 def modelled_view(made: Budget) -> RequestView:
-    """The stages of a budget where they lie in time (ns from 0), as a row that the axes of a
-    request can be made of."""
+    """Return the stages of a budget where they lie in time (ns from 0), as a request."""
     t = 0
     begins: dict[Stage, int] = {}
     lengths = {row.stage: round(row.ms * 1e6) for row in made.stages}
@@ -340,25 +305,14 @@ def modelled_view(made: Budget) -> RequestView:
             t += lengths[stage]
     end = max(t, begins[Stage.STREAM] + lengths[Stage.STREAM])
     rows = tuple(
-        StageView(
-            stage,
-            Status.ESTIMATED,
-            begins[stage],
-            begins[stage] + lengths[stage],
-            lengths[stage] / 1e6,
-        )
-        for stage in Stage
+        StageView(stage, Status.ESTIMATED, begin, begin + lengths[stage], lengths[stage] / 1e6)
+        for stage, begin in begins.items()
     )
     return RequestView("modelled", ("modelled", 0), "modelled", Phase.DONE, 0, end, rows, (),
                        prompt_tokens=made.workload.prompt, cached_tokens=made.workload.cached,
                        output_tokens=made.workload.output)  # fmt: skip
 
 
-def group_shares(made: Budget, groups: Sequence[Sequence[Stage]]) -> list[float]:
-    """Share of the total (0-1) of each group of stages."""
-    return [sum(made.stage(stage).share for stage in stages) for stages in groups]
-
-
 def tokens_per_s(made: Budget) -> float:
-    """Output tokens a second of the whole batch while it decodes; nan for a single token."""
+    """Return output tokens a second of the whole batch in decode; nan for a single token."""
     return 1000.0 * made.workload.batch / made.itl_ms if made.itl_ms > 0 else math.nan
