@@ -73,7 +73,9 @@ def start_following(recording: Path) -> None:
 def _start(function: str, *paths: Path) -> subprocess.Popen[bytes] | None:
     with contextlib.suppress(OSError):
         return subprocess.Popen(
-            own_python(__name__, function, *(str(path.absolute()) for path in paths)),
+            own_python(
+                __name__, function, str(os.getpid()), *(str(path.absolute()) for path in paths)
+            ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -83,26 +85,26 @@ def _start(function: str, *paths: Path) -> subprocess.Popen[bytes] | None:
 
 
 def main(arguments: list[str]) -> int:
-    """Fold the trace file of the first argument and add its snapshots to the file of the second."""
-    viewer = os.getppid()
+    """Fold a trace file. Arguments: pid of the viewer, the trace, the file of its snapshots."""
+    viewer, path, target = arguments
     _give_way()
-    with contextlib.suppress(TraceFileError, OSError), TraceFile(arguments[0]) as trace:
-        snapshots = SnapshotFile(trace, Path(arguments[1]))
-        fold(snapshots, go_on=lambda: os.getppid() == viewer)
+    with contextlib.suppress(TraceFileError, OSError), TraceFile(path) as trace:
+        fold(SnapshotFile(trace, Path(target)), go_on=lambda: os.getppid() == int(viewer))
     return 0
 
 
 def follow(arguments: list[str]) -> int:
-    """Fold the recording of the first argument until nobody writes to it any more."""
-    viewer = os.getppid()
+    """Fold a recording until nobody writes to it any more. Arguments: pid of the viewer, the
+    recording."""
+    viewer, path = arguments
     _give_way()
     ended = False
     while not ended:
         due = time.monotonic() + FOLLOW_S
         while not ended and time.monotonic() < due:
             time.sleep(1.0)
-            ended = os.getppid() != viewer
-        with contextlib.suppress(TraceFileError, OSError), TraceFile(arguments[0]) as trace:
+            ended = os.getppid() != int(viewer)
+        with contextlib.suppress(TraceFileError, OSError), TraceFile(path) as trace:
             if trace.with_text:
                 return 0
             ended = ended or not trace.being_written
