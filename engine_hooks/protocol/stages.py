@@ -125,7 +125,7 @@ STAGES: tuple[StageInfo, ...] = (
         "GPU",
         "embedding of the pass that yields the first token",
         "its end",
-        "nothing: a gather",
+        "never a bottleneck",
         "nothing",
     ),
     StageInfo(
