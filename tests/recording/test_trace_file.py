@@ -52,7 +52,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def larger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A recording of over 64 kB."""
     path = tmp_path_factory.mktemp("traces") / "larger.trace"
-    record(path, some(8, requests=240, split=True), block_ns=S // 20)
+    record(path, some(8, requests=115, split=True), block_ns=S // 20)
     assert path.stat().st_size > 70_000
     return path
 
