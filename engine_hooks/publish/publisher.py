@@ -292,10 +292,11 @@ class Publisher:
         new = [viewer for viewer in self._viewers if not viewer.attached]
         if not new:
             return
+        for viewer in new:
+            viewer.attached = True  # gets the events from here on, whatever becomes of the snapshot
         frames = _frames(self._next_seq, self._attach_state.snapshot(), snapshot=True)
         for viewer in new:
             viewer.append_first(frames)
-            viewer.attached = True
 
     def _ready(self, viewer: ViewerQueue, mask: int) -> None:
         if mask & selectors.EVENT_READ and not viewer.check_input():
